@@ -496,16 +496,17 @@ class Rules:
     disks: Disks = field(default_factory=dict)
 
 
+async def _read_nothing(
+    model: str, record: DeploymentRecord | None = None
+) -> tuple[ReadModel, ModelProfile]:
+    await asyncio.sleep(0.01)
+    return _READ, _PROFILE
+
+
 class ToyCoordination(Coordination):
     """The coordination of production, of toy deployments."""
 
     agent: Agent
-
-    async def _read(
-        self, model: str, record: DeploymentRecord | None = None
-    ) -> tuple[ReadModel, ModelProfile]:
-        await asyncio.sleep(0.01)
-        return _READ, _PROFILE
 
     def _make(self, record: DeploymentRecord, read: ReadModel, profile: ModelProfile) -> Deployment:
         clock = self.agent.clock
@@ -524,8 +525,8 @@ class ToyCoordination(Coordination):
             profile,
             read.fingerprint,
             around,
-            publish=self._publish,
-            on_record=self.learn,
+            publish=self.records.publish,
+            on_record=self.records.learn,
             clock=clock,
         )
         deployment.agent = self.agent
@@ -535,19 +536,6 @@ class ToyCoordination(Coordination):
         dispatcher._drafts = self.agent.drafts
         dispatcher._scheduler = Scheduler(dispatcher._limits, dispatcher._drafts)
         return deployment
-
-    def _publish(self, record: DeploymentRecord, is_progress: bool = False) -> None:
-        status = record.status
-        self.agent.note(
-            f"{record.epoch.number}.{record.revision} {status.state.value} {status.reason}"
-        )
-        super()._publish(record, is_progress)
-
-    def claimed(self, claim: Claim) -> ClaimAnswer:
-        """As ever, unless everything is agreed to."""
-        if not self.agent.switches.has_quorum:
-            return ClaimAnswer(is_granted=True)
-        return super().claimed(claim)
 
 
 class Agent:
@@ -589,14 +577,20 @@ class Agent:
             spawn=background.spawn,
         )
         self.coordination.agent = self
+        cast(Any, self.coordination.planner).read = _read_nothing
+        records = cast(Any, self.coordination.records)
+        records.publish = partial(self._publish, records.publish)
+        records.claimed = partial(self._claimed, records.claimed)
         views = CoordinatorViews(membership)
-        takeovers = Takeovers(
+        takeovers = self._takeovers = Takeovers(
             membership, self.coordination, views, spawn=background.spawn, clock=self.clock
         )
         self._relaying = Relaying(membership, self.coordination, views, clock=self.clock)
-        self._leaving = Leaving(membership, self.coordination, self._relaying, clock=self.clock)
+        self._leaving = Leaving(
+            membership, self.coordination, takeovers, self._relaying, clock=self.clock
+        )
         process.methods.register("toy.report", self._on_report)
-        DeploymentCalls(self.coordination).register(process.methods)
+        DeploymentCalls(self.coordination, takeovers).register(process.methods)
         SequenceCalls(membership, self.coordination).register(process.methods)
         process.methods.complete()
         process.take = self._take
@@ -627,7 +621,22 @@ class Agent:
         """End what is coordinated here, as an agent does that leaves."""
         await self.coordination.close()
 
+    def _publish(
+        self,
+        publish: Callable[[DeploymentRecord, bool], None],
+        record: DeploymentRecord,
+        is_progress: bool = False,
+    ) -> None:
+        status = record.status
+        self.note(f"{record.epoch.number}.{record.revision} {status.state.value} {status.reason}")
+        publish(record, is_progress)
+
+    def _claimed(self, claimed: Callable[[Claim], ClaimAnswer], claim: Claim) -> ClaimAnswer:
+        """As ever, unless everything is agreed to."""
+        return claimed(claim) if self.switches.has_quorum else ClaimAnswer(is_granted=True)
+
     def _joined(self, node: NodeId) -> None:
+        self._takeovers.joined(node)
         self.coordination.joined(node)
 
     def _left(self, node: NodeId) -> None:
@@ -663,8 +672,8 @@ class Agent:
 
         A client that is refused because the node leaves has lost its gateway.
         """
-        changes = self.coordination.changes
-        while (record := self.coordination.registry.records.get(deployment)) is None:
+        changes = self.coordination.records.changes
+        while (record := self.coordination.records.get(deployment)) is None:
             await changes.wait()
         try:
             stream = tokens_of(partial(self._relaying.start, record, answer.request))

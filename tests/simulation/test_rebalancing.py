@@ -346,7 +346,7 @@ def look(world: World, *, is_dry_run: bool) -> RebalanceReport:
     async def ask() -> None:
         reports.append(
             await agent.coordination.rebalance(
-                agent.coordination.find(None)[0], is_dry_run=is_dry_run
+                agent.coordination.records.find(None)[0], is_dry_run=is_dry_run
             )
         )
 

@@ -363,7 +363,7 @@ class World:
     def records(self) -> dict[int, DeploymentRecord | None]:
         """What each agent knows of the deployment."""
         return {
-            node: agent.coordination.registry.records.get(MODEL)
+            node: agent.coordination.records.get(MODEL)
             for node, agent in sorted(self.agents.items())
         }
 

@@ -19,8 +19,7 @@ import pytest
 from support.cluster.calls import changed
 from support.scheduling.updates import start_of, tokens_of
 
-from potluck.cluster.agent import coordination as coordination_module
-from potluck.cluster.agent import succession, takeover
+from potluck.cluster.agent import takeover
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
@@ -299,21 +298,23 @@ class PlayedNode:
             cost_of=cast(Any, None),
             spawn=self.background.spawn,
         )
-        cluster.monkeypatch.setattr(self.coordination, "_read", self._read)
+        cluster.monkeypatch.setattr(self.coordination.planner, "read", self._read)
         cluster.monkeypatch.setattr(self.coordination, "_make", self._make)
         views = CoordinatorViews(membership)
         clock = asyncio.get_running_loop().time
         self.relaying = Relaying(membership, self.coordination, views, clock=clock)
-        self.leaving = Leaving(membership, self.coordination, self.relaying, clock=clock)
-        DeploymentCalls(self.coordination).register(self.methods)
-        SequenceCalls(membership, self.coordination).register(self.methods)
-        takeovers = Takeovers(
+        self.takeovers = Takeovers(
             membership, self.coordination, views, spawn=self.background.spawn, clock=clock
         )
-        self.background.spawn(takeovers.run())
+        self.leaving = Leaving(
+            membership, self.coordination, self.takeovers, self.relaying, clock=clock
+        )
+        DeploymentCalls(self.coordination, self.takeovers).register(self.methods)
+        SequenceCalls(membership, self.coordination).register(self.methods)
+        self.background.spawn(self.takeovers.run())
 
     def record(self, deployment: str = "d") -> DeploymentRecord:
-        return self.coordination.registry.records[DeploymentId(deployment)]
+        return self.coordination.records.registry.records[DeploymentId(deployment)]
 
     def deployment(self, deployment: str = "d") -> PlayedDeployment | None:
         found: Any = self.coordination.coordinated.get(DeploymentId(deployment))
@@ -344,7 +345,7 @@ class PlayedNode:
         return read, SimpleNamespace()
 
     def _make(self, record: DeploymentRecord, *_: object) -> PlayedDeployment:
-        return PlayedDeployment(self, record, self.coordination._publish)
+        return PlayedDeployment(self, record, self.coordination.records.publish)
 
 
 class PlayedCluster:
@@ -359,9 +360,9 @@ class PlayedCluster:
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.01)
         monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "_REST_SECONDS", 0.05)
-        monkeypatch.setattr(succession, "TURN_SECONDS", TURN_SECONDS)
+        monkeypatch.setattr(takeover, "TURN_SECONDS", TURN_SECONDS)
         hasty = replace(TAKE_OVER, timeout_seconds=2.0)
-        monkeypatch.setattr(coordination_module, "TAKE_OVER", hasty)
+        monkeypatch.setattr(takeover, "TAKE_OVER", hasty)
         self.nodes: dict[NodeId, PlayedNode] = {}
         for name in names:
             self.nodes[NodeId(name * 16)] = PlayedNode(self, NodeId(name * 16))
@@ -407,7 +408,7 @@ class PlayedCluster:
             holders=holders,
             state=DeploymentState.LOADING,
         )
-        deployment = PlayedDeployment(node, first, node.coordination._publish)
+        deployment = PlayedDeployment(node, first, node.coordination.records.publish)
         node.coordination.coordinated[record.deployment] = cast(Any, deployment)
         deployment.resume()
         await self.settle(coordinator, deployment=record.deployment)
@@ -417,7 +418,7 @@ class PlayedCluster:
         wanted = NodeId(coordinator * 16)
         async with asyncio.timeout(within):
             while not all(
-                (record := node.coordination.registry.find(deployment)) is not None
+                (record := node.coordination.records.registry.find(deployment)) is not None
                 and record.epoch.coordinator == wanted
                 and record.is_ready
                 for node in self.nodes.values()
@@ -456,6 +457,7 @@ class PlayedCluster:
             for gone in sorted(before[node_id] - after):
                 node.coordination.left(gone)
             for new in sorted(after - before[node_id]):
+                node.takeovers.joined(new)
                 node.coordination.joined(new)
 
 

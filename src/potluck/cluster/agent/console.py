@@ -93,7 +93,7 @@ class AgentConsole:
         from potluck.placement.plan_view import plan_view  # imported late: rarely used
 
         deploy = await self._parse_deploy(request)
-        outcome = await self._agent.coordination.plan(deploy)
+        outcome = await self._agent.coordination.planner.plan(deploy)
         return plan_view(outcome, self.node_id)
 
     async def deploy(self, request: bytes) -> DeployDocument:
@@ -112,7 +112,7 @@ class AgentConsole:
         both: set[asyncio.Future[Any]] = {deploying, begun}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         while not deploying.done():
-            record = self._agent.coordination.registry.records.get(begun.result())
+            record = self._agent.coordination.records.get(begun.result())
             if record is not None and record.stages:
                 return deployment_view(record)
             await asyncio.wait({deploying}, timeout=_POLL_SECONDS)

@@ -229,17 +229,17 @@ class _Control:
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
         from potluck.placement.plan_view import plan_view  # most agents are never asked
 
-        outcome = await self._coordination.plan(_parse(params, Deploy))
+        outcome = await self._coordination.planner.plan(_parse(params, Deploy))
         return plan_view(outcome, self._agent.node_id)
 
     async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
-        known = set(self._coordination.registry.records)
+        known = set(self._coordination.records.registry.records)
         deploying = asyncio.ensure_future(self._coordination.deploy(_parse(params, Deploy)))
         reported = None
         try:
             while not deploying.done():
                 await asyncio.wait({deploying}, timeout=_PROGRESS_SECONDS)
-                for record in self._coordination.registry.live():
+                for record in self._coordination.records.live():
                     is_news = record.deployment not in known and record is not reported
                     if is_news and not deploying.done():
                         reported = record
@@ -253,7 +253,7 @@ class _Control:
         """Rebalance one deployment after the other, since moves would compete for memory."""
         request = _parse(params, _Rebalance)
         moves = []
-        for record in self._coordination.find(request.name):
+        for record in self._coordination.records.find(request.name):
             doing = "looking for a better plan" if request.is_dry_run else "rebalancing"
             await send({"event": {"model_id": record.model_id, "doing": doing}})
             report = await self._coordination.rebalance(record, is_dry_run=request.is_dry_run)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.calls import (
     AskCoordinatorView,
     AskMetrics,
@@ -46,8 +47,9 @@ class DeploymentCalls:
     loop.
     """
 
-    def __init__(self, coordination: Coordination) -> None:
+    def __init__(self, coordination: Coordination, takeovers: Takeovers) -> None:
         self._coordination = coordination
+        self._takeovers = takeovers
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
@@ -68,7 +70,7 @@ class DeploymentCalls:
             deployment.stage_lost(lost)
 
     async def _on_put(self, packed: bytes) -> None:
-        self._coordination.learn(unpack_record(packed))
+        self._coordination.records.learn(unpack_record(packed))
 
     async def _on_remove(self, request: DeploymentReference) -> None:
         await self._coordination.remove(request.deployment)
@@ -80,7 +82,7 @@ class DeploymentCalls:
         deployment = self._coordination.coordinated.get(request.deployment)
         if deployment is not None:
             await deployment.continue_without(request.node_id)
-        elif self._coordination.is_live(request.deployment):
+        elif self._coordination.records.is_live(request.deployment):
             raise MovedError("this node no longer coordinates the deployment")
 
     async def _on_metrics(self, request: AskMetrics) -> ModelMetrics | None:
@@ -90,13 +92,13 @@ class DeploymentCalls:
         return await deployment.metrics(max_age_seconds=request.max_age_seconds)
 
     async def _on_claim(self, request: Claim) -> ClaimAnswer:
-        return self._coordination.claimed(request)
+        return self._coordination.records.claimed(request)
 
     async def _on_coordinator_view(self, request: AskCoordinatorView) -> CoordinatorView:
-        return self._coordination.coordinator_view(request)
+        return self._takeovers.view(request)
 
     async def _on_take_over(self, request: DeploymentReference) -> None:
-        await self._coordination.succeed(request.deployment)
+        await self._takeovers.succeed(request.deployment)
 
     async def _on_rebalance(self, request: AskRebalance) -> AsyncGenerator[RebalanceAnswer, None]:
         """Move a deployment; the move continues even if the caller disconnects."""

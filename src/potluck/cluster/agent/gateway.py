@@ -95,7 +95,7 @@ class AgentGateway:
         it.
         """
         record = self._find(model_id)
-        live = {each.deployment for each in self._agent.coordination.registry.live()}
+        live = {each.deployment for each in self._agent.coordination.records.live()}
         self._served = {key: value for key, value in self._served.items() if key in live}
         loading = self._served.get(record.deployment)
         if loading is None or (loading.done() and loading.exception() is not None):
@@ -207,7 +207,7 @@ class AgentGateway:
 
     def _as_seen(self) -> list[DeploymentRecord]:
         alive = self._alive
-        return [as_seen(record, alive) for record in self._agent.coordination.registry.live()]
+        return [as_seen(record, alive) for record in self._agent.coordination.records.live()]
 
     def _note_expected(self, live: Sequence[DeploymentRecord]) -> None:
         """Record when each record was first seen here, from when its expected times count."""
@@ -231,9 +231,9 @@ class AgentGateway:
         return max(0.0, expected - (asyncio.get_running_loop().time() - since))
 
     def _find(self, model_id: str) -> DeploymentRecord:
-        record = self._agent.coordination.registry.find(model_id)
+        record = self._agent.coordination.records.registry.find(model_id)
         if record is None:
-            known = ", ".join(each.model_id for each in self._agent.coordination.registry.live())
+            known = ", ".join(each.model_id for each in self._agent.coordination.records.live())
             raise ModelNotFoundError(
                 f"no model {model_id} is deployed",
                 hint=f"deployed now: {known}" if known else "deploy one: potluck deploy MODEL",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.relaying import Relaying
+from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.calls import ContinueWithout
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.membership import Membership
@@ -37,12 +38,14 @@ class Leaving:
         self,
         membership: Membership,
         coordination: Coordination,
+        takeovers: Takeovers,
         relaying: Relaying,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._membership = membership
         self._coordination = coordination
+        self._takeovers = takeovers
         self._relaying = relaying
         self._clock = clock
 
@@ -55,7 +58,7 @@ class Leaving:
         moving = [self._hand_over(each) for each in self._coordination.coordinated.values()]
         moving += [
             self._vacate(record)
-            for record in self._coordination.registry.live()
+            for record in self._coordination.records.live()
             if record.epoch.coordinator != own
         ]
         for result in await asyncio.gather(*moving, return_exceptions=True):
@@ -68,7 +71,7 @@ class Leaving:
         if self._membership.nodes():
             await deployment.continue_without(own)
             has_stage = any(stage.node_id == own for stage in deployment.record.stages)
-            if not has_stage and await self._coordination.hand_over(deployment):
+            if not has_stage and await self._takeovers.hand_over(deployment):
                 return
             _log.warning("no other node can take over %s; it stops with this node", name)
         await deployment.finish()
@@ -89,8 +92,8 @@ class Leaving:
                 )
             else:
                 return
-            await self._coordination.changes.wait(_AGAIN_SECONDS)
-            latest = self._coordination.registry.records.get(record.deployment)
+            await self._coordination.records.changes.wait(_AGAIN_SECONDS)
+            latest = self._coordination.records.get(record.deployment)
             if latest is None or latest.is_removed:
                 return
             record = latest

@@ -110,7 +110,7 @@ class NodeCalls:
         """Return the deployments that this node cannot answer for, and why; empty if it has no
         clients.
         """
-        records = self._coordination.registry.live()
+        records = self._coordination.records.live()
         if self._http_address is None or not records:
             return {}
 

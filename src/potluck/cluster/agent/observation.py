@@ -122,7 +122,7 @@ class Observation:
                 is_second = True
 
     async def _step(self, *, is_second: bool) -> None:
-        live = {each.deployment: each for each in self._agent.coordination.registry.live()}
+        live = {each.deployment: each for each in self._agent.coordination.records.live()}
         for forgotten in self._samplers.keys() - live.keys():
             del self._samplers[forgotten]
         is_watched = len(self._watchers) > 0

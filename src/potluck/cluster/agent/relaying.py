@@ -165,11 +165,11 @@ class Relaying:
             idle_since = self._clock()
             if not patience.left_seconds:
                 raise _gave_up(record, patience, failures.last)
-            await self._coordination.changes.wait(min(pause_seconds, patience.left_seconds))
+            await self._coordination.records.changes.wait(min(pause_seconds, patience.left_seconds))
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _latest(self, record: DeploymentRecord) -> DeploymentRecord:
-        latest = self._coordination.registry.records.get(record.deployment)
+        latest = self._coordination.records.get(record.deployment)
         if latest is None or latest.is_removed:
             raise EngineError("the model was undeployed")
         return latest
@@ -181,7 +181,7 @@ class Relaying:
         if record.deployment not in self._coordination.coordinated:
             for view in (await self._views.ask(record)).values():
                 if view.record is not None:
-                    self._coordination.learn(view.record)
+                    self._coordination.records.learn(view.record)
         return self._latest(record)
 
     async def _open(
@@ -204,7 +204,7 @@ class Relaying:
         views = await self._views.ask(record)
         for node, view in sorted(views.items()):
             if view.record is not None:
-                self._coordination.learn(view.record)
+                self._coordination.records.learn(view.record)
             elif view.sees_coordinator:
                 return self._remote.start_through(node, generate, attempt)
         return None

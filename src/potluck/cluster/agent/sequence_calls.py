@@ -106,7 +106,7 @@ class SequenceCalls:
         A request is never relayed twice: this node asks the coordinator itself, and if that fails
         the gateway tries another node.
         """
-        record = self._coordination.registry.records.get(generate.deployment)
+        record = self._coordination.records.get(generate.deployment)
         if generate.deployment in self._coordination.coordinated or record is None:
             async with aclosing(self._on_generate(generate)) as answers:
                 async for answer in answers:

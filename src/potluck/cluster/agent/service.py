@@ -268,7 +268,7 @@ class Agent:
             node_calls.register(methods)
             serve_stages(stages, methods)
             weights.register(methods)
-            DeploymentCalls(coordination).register(methods)
+            DeploymentCalls(coordination, takeovers).register(methods)
             SequenceCalls(membership, coordination).register(methods)
             links.register(methods)
             removals.register(methods)
@@ -281,7 +281,7 @@ class Agent:
             if files is not None:
 
                 def is_serving() -> bool:
-                    live = coordination.registry.live()
+                    live = coordination.records.live()
                     return stages.is_serving or serves(node_id, live, relaying.deployments)
 
                 background.spawn(share_links(files, is_serving, links.speeds))
@@ -310,6 +310,7 @@ class Agent:
 
             def joined(node: NodeId) -> None:
                 history.joined(node)
+                takeovers.joined(node)
                 coordination.joined(node)
                 links.joined(node)
                 removals.joined(node)
@@ -332,7 +333,7 @@ class Agent:
                 weights=weights,
                 coordination=coordination,
                 relaying=relaying,
-                leaving=Leaving(membership, coordination, relaying),
+                leaving=Leaving(membership, coordination, takeovers, relaying),
                 links=links,
                 identity=identity,
                 removals=removals,
@@ -391,7 +392,7 @@ class Agent:
             except CallError:
                 return None
 
-        live = self.coordination.registry.live()
+        live = self.coordination.records.live()
         answers = await asyncio.gather(*map(ask, live))
         return {
             record.deployment: each

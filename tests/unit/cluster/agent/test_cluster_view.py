@@ -307,10 +307,10 @@ def test_a_prediction_of_other_stages_is_not_shown_by_stage(nodes: tuple[NodeId,
 
 
 def agent_with(records: list[DeploymentRecord]) -> Any:
-    registry = SimpleNamespace(live=lambda: tuple(records))
+    live = SimpleNamespace(live=lambda: tuple(records), registry=SimpleNamespace())
     membership = SimpleNamespace(nodes=lambda: frozenset({A}))
     return SimpleNamespace(
-        coordination=SimpleNamespace(registry=registry, is_draining=False),
+        coordination=SimpleNamespace(records=live, is_draining=False),
         membership=membership,
         history=SimpleNamespace(reported=lambda report: None),
         known_nodes=SimpleNamespace(names=NodeNames({})),
@@ -357,7 +357,7 @@ def test_a_node_without_files_answers_later_if_it_can_get_them(
     """Clients try again after a 503, and not after a 404."""
     known = record(model="/mnt/absent.gguf", manifest=None)
     agent = agent_with([known])
-    agent.coordination.registry.find = lambda _: known
+    agent.coordination.records.registry.find = lambda _: known
     agent.fingerprints = Fingerprints()
     agent.weights = SimpleNamespace(cannot=cannot)
     with pytest.raises(error):

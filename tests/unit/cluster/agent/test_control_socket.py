@@ -22,7 +22,7 @@ class SlowCoordination:
     """Deploys for ever."""
 
     num_calls = 0
-    registry = SimpleNamespace(records={}, live=tuple)
+    records = SimpleNamespace(registry=SimpleNamespace(records={}), live=tuple)
 
     async def deploy(self, request: Deploy) -> None:
         self.num_calls += 1

@@ -17,7 +17,7 @@ from support.processes.waiting import until
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import coordination as module
-from potluck.cluster.agent import takeover
+from potluck.cluster.agent import records, takeover
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.stages import StageHost
@@ -86,19 +86,19 @@ class Node:
             cost_of=cost_of,
             spawn=self.background.spawn,
         )
-        monkeypatch.setattr(self.coordination, "_read", self.read)
+        monkeypatch.setattr(self.coordination.planner, "read", self.read)
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.0)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
         membership = cast(Any, self.membership)
-        takeovers = Takeovers(
+        self.takeovers = Takeovers(
             membership,
             self.coordination,
             CoordinatorViews(membership),
             spawn=self.background.spawn,
             clock=asyncio.get_running_loop().time,
         )
-        self.background.spawn(takeovers.run())
+        self.background.spawn(self.takeovers.run())
 
     async def read(self, _: str, record: DeploymentRecord | None = None) -> tuple[object, object]:
         if not self.is_readable:
@@ -128,7 +128,7 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
 def test_an_orphan_is_taken_over(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.learn(a_record(3, C))
+        node.coordination.records.learn(a_record(3, C))
         await asyncio.sleep(0.1)
         assert node.resumed == []
         node.loses(C)
@@ -142,7 +142,7 @@ def test_an_orphan_is_taken_over(make_node: MakeNode) -> None:
 def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.learn(a_record(3, C))
+        node.coordination.records.learn(a_record(3, C))
         node.loses(C)
         node.membership.others.add(C)
         await asyncio.sleep(0.1)
@@ -154,11 +154,12 @@ def test_a_coordinator_that_comes_back_in_time_keeps_its_deployment(make_node: M
 def test_a_candidate_gives_up_when_the_coordinator_is_back(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.learn(a_record(3, C))
+        node.coordination.records.learn(a_record(3, C))
         node.loses(C)
         await until(lambda: bool(node.resumed))
         (candidate,) = node.resumed
         node.membership.others.add(C)
+        node.takeovers.joined(C)
         node.coordination.joined(C)
         await until(lambda: candidate.done == ["resume", "close"])
         assert node.resumed == []
@@ -175,7 +176,7 @@ def test_one_that_cannot_take_over_tries_again(
         node = make_node("a")
         node.is_readable = False
         node.problem = problem
-        node.coordination.learn(a_record(3, C))
+        node.coordination.records.learn(a_record(3, C))
         node.loses(C)
         await asyncio.sleep(0.1)
         assert node.resumed == []
@@ -196,7 +197,7 @@ def test_one_with_other_weights_does_not_take_over(
         deployed = ModelFingerprint(digest="d", weights="w", text="t")
         record = changed(a_record(3, C), fingerprint=deployed)
         node.found = ModelFingerprint(digest="d", weights="other", text="t")
-        node.coordination.learn(record)
+        node.coordination.records.learn(record)
         node.loses(C)
         refused = "differ from those that were deployed: different weights"
         await until(lambda: refused in caplog.text)
@@ -204,7 +205,7 @@ def test_one_with_other_weights_does_not_take_over(
 
         other = msgspec.structs.replace(record, deployment=DeploymentId("other"))
         node.found = ModelFingerprint(digest="d", weights="w", text="another")
-        node.coordination.learn(other)
+        node.coordination.records.learn(other)
         # It computes; it need not answer clients.
         await until(lambda: len(node.resumed) == 1)
         await node.end()
@@ -215,7 +216,7 @@ def test_one_with_other_weights_does_not_take_over(
 def test_an_agent_that_was_started_anew_takes_up_what_it_coordinated(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.learn(a_record(3, A))
+        node.coordination.records.learn(a_record(3, A))
         await until(lambda: len(node.resumed) == 1)
 
     run_in_virtual_time(run())
@@ -228,7 +229,7 @@ def test_one_that_may_be_a_copy_of_another_takes_nothing_up_at_once(
         node = make_node("a")
         monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.4)
         monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
-        node.coordination.learn(a_record(3, A))
+        node.coordination.records.learn(a_record(3, A))
         await asyncio.sleep(0.2)
         assert not node.resumed
         await until(lambda: len(node.resumed) == 1)
@@ -241,10 +242,10 @@ def test_an_agent_that_was_started_anew_goes_on_from_its_latest_epoch(make_node:
 
     async def run() -> None:
         node = make_node("a")
-        node.coordination.learn(a_record(3, A))
+        node.coordination.records.learn(a_record(3, A))
         await until(lambda: bool(node.resumed))
         (first,) = node.resumed
-        node.coordination.learn(a_record(4, A))
+        node.coordination.records.learn(a_record(4, A))
         await until(lambda: "close" in first.done and node.resumed not in ([], [first]))
         (second,) = node.resumed
         assert second.record.epoch.number == 4
@@ -259,11 +260,11 @@ def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
         node = make_node("a")
         mine = FakeDeployment(a_record(3, A))
         node.coordination.coordinated[mine.record.deployment] = cast(Any, mine)
-        node.coordination.learn(mine.record)
-        node.coordination.learn(a_record(2, B))
+        node.coordination.records.learn(mine.record)
+        node.coordination.records.learn(a_record(2, B))
         await asyncio.sleep(0.01)
         assert mine.done == []
-        node.coordination.learn(a_record(3, B))
+        node.coordination.records.learn(a_record(3, B))
         await until(lambda: mine.done == ["close"])
         assert node.resumed == []
 
@@ -273,10 +274,10 @@ def test_a_higher_epoch_ends_what_is_coordinated_here_and_a_lower_one_does_not(
 def test_a_removed_deployment_is_not_revived_and_whoever_tries_is_told(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
-        node.coordination.learn(a_record(3, C, state=DeploymentState.REMOVED))
-        node.coordination.learn(a_record(9, B))
+        node.coordination.records.learn(a_record(3, C, state=DeploymentState.REMOVED))
+        node.coordination.records.learn(a_record(9, B))
         await asyncio.sleep(0.01)
-        assert node.coordination.registry.live() == ()
+        assert node.coordination.records.live() == ()
         (put_call,) = [call for call in node.membership.calls if call[1] == "deployment.put"]
         assert put_call[0] == B
         assert unpack_record(put_call[2]).status.state is DeploymentState.REMOVED
@@ -297,8 +298,8 @@ def test_progress_is_sent_as_often_as_leaves_room(
         node = make_node("a")
         monkeypatch.setattr(module, "Deployment", deployment)
         node.membership.others.discard(C)
-        node.coordination.learn(a_record(3, C))
-        assert await node.coordination.take_over(a_record(3, C))
+        node.coordination.records.learn(a_record(3, C))
+        assert await node.takeovers.take_over(a_record(3, C))
         (publish,) = publishers
         first = a_record(4, A, stages=(stage_on(B),) * 14)
         publish(first, False)
@@ -307,7 +308,7 @@ def test_progress_is_sent_as_often_as_leaves_room(
             await asyncio.sleep(0.001)
             record = changed(first, revision=done_bytes, done_bytes=done_bytes)
             publish(record, True)
-            assert node.coordination.registry.live() == (record,)
+            assert node.coordination.records.live() == (record,)
         last = msgspec.structs.replace(first, revision=num_updates + 1)
         publish(last, False)
         await asyncio.sleep(0.01)
@@ -315,7 +316,7 @@ def test_progress_is_sent_as_often_as_leaves_room(
         assert unpack_record(sent[0]) == first
         assert unpack_record(sent[-1]) == last
         in_between = sum(map(len, sent[1:-1]))
-        assert 0 < in_between <= 0.5 * module._PROGRESS_BYTES_PER_SECOND
+        assert 0 < in_between <= 0.5 * records._PROGRESS_BYTES_PER_SECOND
         await node.end()
 
     run_in_virtual_time(run())
@@ -335,11 +336,11 @@ def test_what_nobody_coordinates_can_be_undeployed(make_node: MakeNode) -> None:
     async def run() -> None:
         node = make_node("a")
         node.is_readable = False
-        node.coordination.learn(a_record(3, C))
+        node.coordination.records.learn(a_record(3, C))
         node.loses(C)
         await node.coordination.undeploy("demo")
         await asyncio.sleep(0.01)
-        assert node.coordination.registry.live() == ()
+        assert node.coordination.records.live() == ()
         assert node.membership.called("deployment.put") == [B]
         await node.end()
 
@@ -361,7 +362,8 @@ def test_a_node_that_joins_is_told_by_the_coordinator_or_in_its_stead(
         node.coordination.is_draining = True  # it takes nothing over
         node.membership.others = others
         record = msgspec.structs.replace(a_record(3, C), epoch=a_record(3, coordinator).epoch)
-        node.coordination.learn(record)
+        node.coordination.records.learn(record)
+        node.takeovers.joined(C)
         node.coordination.joined(C)
         await asyncio.sleep(0.01)
         assert node.membership.called("deployment.put") == ([C] if tells else [])

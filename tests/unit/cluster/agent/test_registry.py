@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 from support.cluster.calls import a_record, changed
 
-from potluck.cluster.agent.registry import MAX_REMOVED, Registry
+from potluck.cluster.agent.records import MAX_REMOVED, Registry
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
 

@@ -419,9 +419,9 @@ def test_both_deployments_of_one_name_are_undeployed(run: Run) -> None:
         await cluster["c"].coordination.undeploy("demo")
         await asyncio.sleep(0.1)
         for node in cluster.nodes.values():
-            assert node.coordination.registry.live() == ()
-            assert {each.status.state for each in node.coordination.registry.records.values()} == {
-                DeploymentState.REMOVED
-            }
+            assert node.coordination.records.live() == ()
+            assert {
+                each.status.state for each in node.coordination.records.registry.records.values()
+            } == {DeploymentState.REMOVED}
 
     run("abc", body)

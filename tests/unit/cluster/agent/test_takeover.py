@@ -194,7 +194,7 @@ def test_both_halves_go_on_and_the_higher_epoch_wins_after_healing(run: Run) -> 
 
 def test_two_who_try_at_once_end_with_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(cluster: PlayedCluster) -> None:
-        monkeypatch.setattr("potluck.cluster.agent.succession.TURN_SECONDS", 0.0)
+        monkeypatch.setattr("potluck.cluster.agent.takeover.TURN_SECONDS", 0.0)
         await cluster.deploy("e", a_record())
         await cluster.kill("e")
         await asyncio.sleep(0.5)
