@@ -73,20 +73,13 @@ class Movable(Protocol):
         """Move to a plan; ``Rebalancing.move_over`` is called when the move has ended."""
         ...
 
-    def say_rebalance(self, note: str) -> None:
-        """Publish a ``rebalance_note``."""
-        ...
-
-    async def release_unused(self) -> None:
-        """End the workers that hold stages of earlier plans."""
-        ...
-
 
 class Rebalancing:
     """The rebalancing of one deployment at its coordinator. For use in the agent's loop.
 
     ``num_moves`` counts the moves that were carried out here; the last was predicted to gain
-    ``last_gain``, as a fraction of the rate before it.
+    ``last_gain``, as a fraction of the rate before it. ``note`` publishes a ``rebalance_note``, and
+    ``release_unused`` ends the workers that hold stages of earlier plans.
     """
 
     def __init__(
@@ -94,12 +87,16 @@ class Rebalancing:
         deployment: Movable,
         policy: RebalancePolicy,
         *,
+        note: Callable[[str], None],
+        release_unused: Callable[[], Coroutine[Any, Any, None]],
         clock: Callable[[], float],
         spawn: Spawn,
     ) -> None:
         self.num_moves = 0
         self.last_gain: float | None = None
         self._deployment = deployment
+        self._publish_note = note
+        self._release = release_unused
         self._steadiness = MoveHistory(
             policy=replace(policy, threshold=deployment.record.spec.rebalance_threshold)
         )
@@ -306,7 +303,7 @@ class Rebalancing:
     async def _release_unused(self) -> None:
         if self._has_joined and self._is_serving and self._moving is None:
             self._has_joined = False
-            await self._deployment.release_unused()
+            await self._release()
 
     def _conclude(self, alternative: PlanComparison) -> None:
         record, now = self._deployment.record, self._clock()
@@ -436,7 +433,7 @@ class Rebalancing:
 
     def _note(self, note: str) -> None:
         if note != self._deployment.record.status.rebalance_note:
-            self._deployment.say_rebalance(note)
+            self._publish_note(note)
 
 
 def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:

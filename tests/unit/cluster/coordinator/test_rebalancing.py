@@ -221,7 +221,14 @@ class Played:
         self.moves: list[str] = []
         self.notes: list[str] = []
         self.releases: list[float] = []
-        self.rebalancing = Rebalancing(self, QUICK, clock=now, spawn=asyncio.ensure_future)
+        self.rebalancing = Rebalancing(
+            self,
+            QUICK,
+            note=self.notes.append,
+            release_unused=self.release_unused,
+            clock=now,
+            spawn=asyncio.ensure_future,
+        )
 
     async def alternative(self, without: object) -> PlanComparison | None:
         self.num_looks += 1
@@ -235,9 +242,6 @@ class Played:
 
     def begin_move(self, planned: object, reason: str) -> None:
         self.moves.append(reason)
-
-    def say_rebalance(self, note: str) -> None:
-        self.notes.append(note)
 
     async def release_unused(self) -> None:
         self.releases.append(now())
