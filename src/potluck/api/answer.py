@@ -17,8 +17,14 @@ from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics, RequestMeter
 from potluck.api.rendering import Renderer, Usage
 from potluck.errors import EngineError
-from potluck.types.gateway import Gateway, LiveSequence
-from potluck.types.sequence import Cancel, CommittedToken, FinishReason, SequenceUpdate
+from potluck.types.gateway import Gateway
+from potluck.types.sequence import (
+    Cancel,
+    CommittedToken,
+    FinishReason,
+    SequenceRequest,
+    SequenceUpdate,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +71,6 @@ class Answer:
         self._silence_seconds = silence_seconds
         self._came = time.perf_counter()
         self._prepared: Prepared | None = None
-        self._live: list[LiveSequence] = []
         self._choices: list[_Choice] = []
         self._num_prompt_tokens = 0
         self._stream = self._deltas()
@@ -130,22 +135,22 @@ class Answer:
         yield renderer.end(self._usage())
 
     def _usage(self) -> Usage:
-        tokens = [token for live in self._live for token in live.committed]
+        choices = self._choices
         return Usage(
             num_prompt_tokens=self._num_prompt_tokens,
-            num_new_tokens=len(tokens),
+            num_new_tokens=sum(each.num_new_tokens for each in choices),
             num_cached_tokens=self._num_cached_tokens(),
-            num_reasoning_tokens=sum(each.num_reasoning_tokens for each in self._choices),
-            num_drafted_tokens=sum(token.num_drafted for token in tokens),
-            num_accepted_tokens=sum(token.num_accepted for token in tokens),
+            num_reasoning_tokens=sum(each.num_reasoning_tokens for each in choices),
+            num_drafted_tokens=sum(each.num_drafted_tokens for each in choices),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in choices),
         )
 
     def _num_cached_tokens(self) -> int:
         """Count each prompt once, using the minimum over its sequences."""
         cached: dict[tuple[int, ...], int] = {}
-        for live in self._live:
-            prompt = live.request.prompt_tokens
-            cached[prompt] = min(cached.get(prompt, len(prompt)), live.num_cached_tokens)
+        for choice in self._choices:
+            prompt = choice.request.prompt_tokens
+            cached[prompt] = min(cached.get(prompt, len(prompt)), choice.num_cached_tokens)
         return sum(cached.values())
 
     async def _all(self) -> AsyncGenerator[Deltas, None]:
@@ -165,15 +170,11 @@ class Answer:
             meter = self._metrics.meter(job.model.model_id, self._came)
             self._num_prompt_tokens = job.num_prompt_tokens
             meter.prompts(job.num_prompt_tokens)
-            self._live = [
-                LiveSequence(
-                    model_id=job.model.model_id,
-                    request=replace(each, request_id=request_id),
-                )
-                for each in job.requests
-            ]
             arrivals = Arrivals(tick_seconds=self._silence_seconds / _TICKS)
-            choices = [_Choice(live, job, meter, index) for index, live in enumerate(self._live)]
+            choices = [
+                _Choice(replace(each, request_id=request_id), job, meter, index)
+                for index, each in enumerate(job.requests)
+            ]
             self._choices = choices
             loop = asyncio.get_running_loop()
             silent_since = loop.time()
@@ -259,16 +260,22 @@ class _Choice:
     """One sequence of a request, from start to end.
 
     ``begun`` is the delta that precedes any token; ``is_over`` is true once the choice has ended.
+    The counts are as in ``Usage``; tokens after the end of the choice are not counted.
     """
 
-    def __init__(self, live: LiveSequence, job: Job, meter: RequestMeter, index: int) -> None:
+    def __init__(self, request: SequenceRequest, job: Job, meter: RequestMeter, index: int) -> None:
         self.index = index
-        self._live = live
+        self.request = request
+        self.num_new_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
         self._meter = meter
-        self._num_prompt_tokens = len(live.request.prompt_tokens)
+        self._model_id = job.model.model_id
+        self._num_prompt_tokens = len(request.prompt_tokens)
         self._context_tokens = job.model.context_tokens
         self._text = ChoiceText(
-            live.request,
+            request,
             job.model.tokenizer,
             stop=job.stop,
             starts_text=job.starts_text,
@@ -289,7 +296,9 @@ class _Choice:
     def start(self, gateway: Gateway, arrivals: Arrivals) -> bool:
         """Start computing its tokens; return False if it needs none."""
         if not self.is_over:
-            self._cancel = gateway.start(self._live, partial(arrivals.put, self.index))
+            self._cancel = gateway.start(
+                self._model_id, self.request, partial(arrivals.put, self.index)
+            )
         return not self.is_over
 
     def push(self, update: SequenceUpdate | Exception) -> Deltas:
@@ -298,12 +307,13 @@ class _Choice:
             return []
         if isinstance(update, Exception):
             raise update
-        live = self._live
-        live.num_cached_tokens += update.num_cached_tokens
+        self.num_cached_tokens += update.num_cached_tokens
         deltas: Deltas = []
         for token in update.tokens:
             if token.position >= self._num_prompt_tokens:
-                live.committed.append(token)
+                self.num_new_tokens += 1
+                self.num_drafted_tokens += token.num_drafted
+                self.num_accepted_tokens += token.num_accepted
                 self._meter.token(self.index)
                 self._require_followed(token)
             delta = self._text.push(token)
@@ -324,7 +334,7 @@ class _Choice:
 
         In that case the last stage ends the sequence at its first token.
         """
-        request = self._live.request
+        request = self.request
         if (
             request.grammar is not None
             and token.position == self._num_prompt_tokens

@@ -22,7 +22,7 @@ from potluck.api.jobs import checked_prompt
 from potluck.api.metrics import ApiMetrics
 from potluck.errors import EngineError
 from potluck.serving.vectors import check_dimensions, embedding_of, pooled_request, score_of
-from potluck.types.gateway import Gateway, LiveSequence, ServedModel
+from potluck.types.gateway import Gateway, ServedModel
 from potluck.types.sequence import Cancel, SequenceRequest, SequenceUpdate
 
 MAX_INPUTS = 2048
@@ -182,20 +182,16 @@ async def compute(prepared: PreparedVectors, gateway: Gateway, metrics: ApiMetri
     """
     job = prepared.job
     metrics.meter(job.model.model_id, time.perf_counter()).prompts(job.num_prompt_tokens)
-    live = [
-        LiveSequence(
-            model_id=job.model.model_id, request=replace(each, request_id=prepared.request_id)
-        )
-        for each in job.requests
-    ]
+    requests = [replace(each, request_id=prepared.request_id) for each in job.requests]
     arrivals = Arrivals(tick_seconds=_TICK_SECONDS)
-    waiting = iter(enumerate(live))
+    waiting = iter(enumerate(requests))
     cancels: dict[int, Cancel] = {}
     vectors: dict[int, bytes] = {}
 
     def start_some() -> None:
-        for index, sequence in islice(waiting, _MAX_AT_ONCE - len(cancels)):
-            cancels[index] = gateway.start(sequence, partial(arrivals.put, index))
+        for index, request in islice(waiting, _MAX_AT_ONCE - len(cancels)):
+            on_update = partial(arrivals.put, index)
+            cancels[index] = gateway.start(job.model.model_id, request, on_update)
 
     try:
         start_some()
@@ -208,7 +204,7 @@ async def compute(prepared: PreparedVectors, gateway: Gateway, metrics: ApiMetri
         arrivals.close()
         for cancel in cancels.values():
             cancel()
-    return [vectors[index] for index in range(len(live))]
+    return [vectors[index] for index in range(len(requests))]
 
 
 def _vector_of(update: SequenceUpdate | Exception) -> bytes:

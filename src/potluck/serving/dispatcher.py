@@ -154,7 +154,7 @@ class Dispatcher:
     def live(self) -> tuple[tuple[SequenceId, SequenceRequest], ...]:
         """Return the live sequences, in the order of their arrival."""
         with self._lock:
-            return tuple((each.sequence_id, each.request) for each in self._ledger)
+            return tuple((each.sequence_id, each.log.request) for each in self._ledger)
 
     def attach(self, start_pipeline: StartPipeline, limits: SchedulerLimits) -> int:
         """Compute the live sequences, and later ones, over a new pipeline; return its number.
@@ -365,7 +365,7 @@ class Dispatcher:
                         entry.num_cached_tokens = self._scheduler.num_cached_tokens(
                             entry.sequence_id
                         )
-                attachment.in_flight[step.step_id] = tuple(entry.request for entry in entries)
+                attachment.in_flight[step.step_id] = tuple(entry.log.request for entry in entries)
                 attachment.submitted_at[step.step_id] = self._clock()
                 attachment.pipeline.submit(step)
 
@@ -389,7 +389,7 @@ class Dispatcher:
                 return
             if attachment is not None and not attachment.in_flight:
                 # The cause is unknown: it may be any live sequence.
-                attachment.in_flight[StepId(-1)] = tuple(each.request for each in self._ledger)
+                attachment.in_flight[StepId(-1)] = tuple(each.log.request for each in self._ledger)
             self._start_over(broken)
             self._on_broken(broken)
 
@@ -411,8 +411,8 @@ class Dispatcher:
         for entry in self._ledger:
             try:
                 self._scheduler.add(
-                    entry.request,
-                    continuation=entry.continuation,
+                    entry.log.request,
+                    continuation=entry.log.continuation,
                     is_alone=entry.is_alone,
                     sequence_id=entry.sequence_id,
                 )

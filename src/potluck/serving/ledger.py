@@ -1,16 +1,16 @@
 """Every live sequence of a deployment, whichever stages compute it.
 
-An entry has what is needed to compute the rest of a sequence on other stages, by another scheduler
-or with another coordinator: the request and the committed tokens. It also has the subscriber, for
-whom nothing changes.
+An entry has the log of a sequence, with which the rest can be computed on other stages, by another
+scheduler or with another coordinator. It also has the subscriber, for whom nothing changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from potluck.errors import PotluckError
+from potluck.serving.sequence_log import SequenceLog
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import SequenceId
 
@@ -39,16 +39,13 @@ Subscriber = Callable[[Update], None]
 class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
-    ``output_tokens`` and ``num_scored`` are as in ``Continuation``. It is computed in steps of its
-    own if ``is_alone``. ``num_cached_tokens`` are not yet delivered (see ``TimedToken``); it is
-    None before the first step.
+    It is computed in steps of its own if ``is_alone``. ``num_cached_tokens`` are not yet delivered
+    (see ``TimedToken``); it is None before the first step.
     """
 
     sequence_id: SequenceId
-    request: SequenceRequest
+    log: SequenceLog
     subscriber: Subscriber
-    output_tokens: list[int] = field(default_factory=list)
-    num_scored: int = 0
     is_alone: bool = False
     num_cached_tokens: int | None = None
 
@@ -56,20 +53,6 @@ class LedgerEntry:
         """Return ``num_cached_tokens``, which are delivered once; 0 after that."""
         num_cached_tokens, self.num_cached_tokens = self.num_cached_tokens or 0, 0
         return num_cached_tokens
-
-    @property
-    def continuation(self) -> Continuation:
-        """Return what was committed so far."""
-        return Continuation(output_tokens=tuple(self.output_tokens), num_scored=self.num_scored)
-
-    @property
-    def next_position(self) -> int:
-        """Return the position of the token that is committed next."""
-        if self.request.pooling is not None:
-            return self.request.last_pooled_position
-        if self.num_scored < self.request.num_scores:
-            return self.num_scored + 1
-        return len(self.request.prompt_tokens) + len(self.output_tokens)
 
 
 class Ledger:
@@ -103,34 +86,25 @@ class Ledger:
             raise ValueError(f"sequence {sequence_id} is live already")
         self._entries[sequence_id] = LedgerEntry(
             sequence_id=sequence_id,
-            request=request,
+            log=SequenceLog(request, continuation),
             subscriber=subscriber,
-            output_tokens=list(continuation.output_tokens),
-            num_scored=continuation.num_scored,
             is_alone=is_alone,
         )
 
     def commit(self, token: CommittedToken) -> LedgerEntry:
         """Record a token, and return its sequence, which is removed if this is its last one.
 
-        Raise ``ValueError`` if the sequence is not live, or the token is not the next one: nothing
-        is committed twice or left out.
+        Raise ``ValueError`` if the sequence is not live or has the token already, and ``GapError``
+        if earlier ones are missing: nothing is committed twice or left out.
         """
         entry = self._entries.get(token.sequence_id)
         if entry is None:
             raise ValueError(f"sequence {token.sequence_id} is not live")
-        if token.position != entry.next_position:
+        if not entry.log.take(token):
             raise ValueError(
-                f"sequence {token.sequence_id} was given a token at position {token.position},"
-                f" and the next one is {entry.next_position}"
+                f"sequence {token.sequence_id} was given the token at {token.position} twice"
             )
-        if token.vector is not None:
-            pass  # the only result of the sequence
-        elif token.position < len(entry.request.prompt_tokens):
-            entry.num_scored += 1
-        else:
-            entry.output_tokens.append(token.token)
-        if token.finish_reason is not None:
+        if entry.log.is_finished:
             del self._entries[token.sequence_id]
         return entry
 

@@ -21,7 +21,7 @@ from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction
 from potluck.types.prefix_cache import PrefixTotals
-from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
+from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 from potluck.types.states import StateSlots
 from potluck.types.text import ChatEncoder, GapEncoder, PairEncoder, Tokenizer
 
@@ -94,23 +94,6 @@ class ServedModel:
     rerank: RerankConfig | None = None
     encode_pair: PairEncoder | None = None
     fill_in: GapEncoder | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class LiveSequence:
-    """A sequence of a request in progress, with everything that is needed to continue it from any
-    point.
-
-    Mutable, and only used in the event loop. The caller of ``Gateway.start`` appends each new token
-    to ``committed``. The sequence can be restarted from there with the same result, because random
-    draws are keyed by (seed, position). ``num_cached_tokens`` tokens of the prompt were not
-    computed, because they were in a cache; it is known when the first token arrives.
-    """
-
-    model_id: str
-    request: SequenceRequest
-    committed: list[CommittedToken] = field(default_factory=list)
-    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +226,8 @@ class Gateway(Protocol):
         """
         ...
 
-    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
-        """Continue ``sequence`` after its committed tokens, up to a token with a finish reason.
+    def start(self, model_id: str, request: SequenceRequest, on_update: OnUpdate) -> Cancel:
+        """Compute a sequence, up to a token with a finish reason.
 
         ``on_update`` is called with all tokens of a step at once, and never before this returns. If
         the model is not ready, the sequence waits for as long as the deployment allows. Scored

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from support.http.toy_gateway import END_OF_TEXT, ToyGateway
+from support.http.toy_gateway import END_OF_TEXT, LiveSequence, ToyGateway
 
 from potluck.text.tool_formats.choice import choose_output_format
-from potluck.types.gateway import LiveSequence, ServedModel
+from potluck.types.gateway import ServedModel
 from potluck.types.sequence import (
     Cancel,
     CommittedToken,
     FinishReason,
     OnUpdate,
+    SequenceRequest,
     SequenceUpdate,
 )
 from potluck.types.step import SequenceId
@@ -49,10 +50,10 @@ class ScriptedGateway(ToyGateway):
             architecture="toy",
         )
 
-    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
-        self.live.append(sequence)
+    def start(self, model_id: str, request: SequenceRequest, on_update: OnUpdate) -> Cancel:
+        self.live.append(LiveSequence(request=request))
         self.num_open += 1
-        task = asyncio.ensure_future(self._tell(sequence, on_update))
+        task = asyncio.ensure_future(self._tell(request, on_update))
 
         def cancel() -> None:
             if not task.done():
@@ -64,10 +65,10 @@ class ScriptedGateway(ToyGateway):
     def _note_end(self) -> None:
         self.num_open -= 1
 
-    async def _tell(self, sequence: LiveSequence, on_update: OnUpdate) -> None:
+    async def _tell(self, request: SequenceRequest, on_update: OnUpdate) -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(self.first_seconds)
-            for index, token in enumerate(self._tokens(sequence)):
+            for index, token in enumerate(self._tokens(request)):
                 if self.failure_after is not None and index == self.failure_after[0]:
                     on_update(self.failure_after[1])
                     return
@@ -75,8 +76,7 @@ class ScriptedGateway(ToyGateway):
                 on_update(SequenceUpdate(tokens=(token,), num_cached_tokens=cached))
                 await asyncio.sleep(0)
 
-    def _tokens(self, sequence: LiveSequence) -> Sequence[CommittedToken]:
-        request = sequence.request
+    def _tokens(self, request: SequenceRequest) -> Sequence[CommittedToken]:
         tokens = [*self.script, END_OF_TEXT][: 1 if self.is_cut_off else request.max_new_tokens]
         return [
             CommittedToken(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import msgspec
@@ -26,7 +27,6 @@ from potluck.types.documents.cluster import ClusterDocument, SilentNode
 from potluck.types.drafting import DraftTotals
 from potluck.types.gateway import (
     EdgeMetrics,
-    LiveSequence,
     ModelMetrics,
     ModelState,
     ModelStatus,
@@ -37,7 +37,7 @@ from potluck.types.gateway import (
 )
 from potluck.types.model import EmbeddingConfig
 from potluck.types.prefix_cache import PrefixTotals
-from potluck.types.sequence import Cancel, CommittedToken, OnUpdate
+from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
 from potluck.types.states import StateSlots
 from potluck.types.step import Pooling, SampledToken, SamplingParams, SequenceId, Step, TokenLogprob
 from potluck.types.text import ChatEnding, ChatMessage, ChatPrompt, Tool
@@ -122,6 +122,14 @@ def toy_logprob(token: int) -> float:
     return -token / 100
 
 
+@dataclass(slots=True, kw_only=True)
+class LiveSequence:
+    """A request that a gateway was given, and the tokens that it was answered with."""
+
+    request: SequenceRequest
+    committed: list[CommittedToken] = field(default_factory=list)
+
+
 class ToyGateway:
     """One model, ``toy/model``. What it was asked to generate is in ``live``, and ``num_open`` of
     that have not ended.
@@ -182,7 +190,8 @@ class ToyGateway:
             embedding=EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True),
         )
 
-    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+    def start(self, model_id: str, request: SequenceRequest, on_update: OnUpdate) -> Cancel:
+        sequence = LiveSequence(request=request)
         end = start_of(self.generate(sequence), on_update)
 
         def cancel() -> None:
@@ -218,6 +227,7 @@ class ToyGateway:
                 if isinstance(update, PotluckError):
                     raise update
                 count += 1
+                sequence.committed.append(update.token)
                 yield update.token
                 if update.token.finish_reason is not None:
                     return

@@ -31,9 +31,9 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
 from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.documents.cluster import ClusterDocument
-from potluck.types.gateway import LiveSequence, ModelMetrics, ModelState, ModelStatus, ServedModel
+from potluck.types.gateway import ModelMetrics, ModelState, ModelStatus, ServedModel
 from potluck.types.node import NodeReport
-from potluck.types.sequence import Cancel, OnUpdate, SequenceUpdate
+from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest, SequenceUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -134,16 +134,16 @@ class AgentGateway:
         finally:
             weights.end_reading(job)
 
-    def start(self, sequence: LiveSequence, on_update: OnUpdate) -> Cancel:
+    def start(self, model_id: str, request: SequenceRequest, on_update: OnUpdate) -> Cancel:
         """Compute a sequence; see ``Relaying.start``. Errors have the names of nodes."""
-        record = self._find(sequence.model_id)
+        record = self._find(model_id)
 
         def updated(update: SequenceUpdate | Exception) -> None:
             if isinstance(update, PotluckError):
                 update.message = self._agent.known_nodes.names.in_text(update.message)
             on_update(update)
 
-        return self._agent.relaying.start(record, sequence.request, updated, sequence.committed)
+        return self._agent.relaying.start(record, request, updated)
 
     def cluster_state(self, metrics: Sequence[ModelMetrics] | None = None) -> ClusterDocument:
         """Return the cluster as of the last ``refresh``; ``metrics``, if given, are more recent."""

@@ -12,11 +12,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
-from potluck.cluster.agent.progress import GapError, Patience, SequenceProgress
 from potluck.cluster.agent.remote_sequences import RemoteSequences
 from potluck.cluster.calls import encode
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
@@ -31,6 +31,7 @@ from potluck.errors import (
     PotluckError,
     SilentNodeError,
 )
+from potluck.serving.sequence_log import GapError, SequenceLog
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest, SequenceUpdate
@@ -89,15 +90,14 @@ class Relaying:
         record: DeploymentRecord,
         request: SequenceRequest,
         on_update: OnUpdate,
-        committed: Iterable[CommittedToken] = (),
     ) -> Cancel:
-        """Compute a sequence, or what follows its ``committed`` tokens, to its end.
+        """Compute a sequence to its end.
 
         Every token arrives once and in order, whatever happens to coordinators. ``on_update`` also
         gets the coordinator's error, if any, and an ``EngineError`` if there was no coordinator for
         the time that the deployment lets requests wait.
         """
-        relayed = _Relayed(request, SequenceProgress(request, committed), on_update)
+        relayed = _Relayed(SequenceLog(request), on_update)
         task = asyncio.ensure_future(self._relay(record, relayed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -188,7 +188,7 @@ class Relaying:
         self, record: DeploymentRecord, relayed: _Relayed, attempt: _Attempt
     ) -> Cancel | None:
         """Ask the coordinator for the rest; None if it cannot be reached now."""
-        request, continuation = relayed.request, relayed.progress.continuation
+        request, continuation = relayed.log.request, relayed.log.continuation
         deployment = self._coordination.coordinated.get(record.deployment)
         if deployment is not None:
             return deployment.start_sequence(request, attempt, continuation)
@@ -210,14 +210,37 @@ class Relaying:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a sequence has waited for a coordinator to compute it, since its last token.
+
+    Time during which a coordinator holds the sequence does not count: the coordinator limits that.
+    """
+
+    limit_seconds: float
+    waited_seconds: float = 0.0
+
+    def after(self, seconds: float) -> Patience:
+        """Return the patience left after another wait of ``seconds``."""
+        return Patience(
+            limit_seconds=self.limit_seconds, waited_seconds=self.waited_seconds + seconds
+        )
+
+    def renewed(self) -> Patience:
+        """Return the full patience, after a token."""
+        return Patience(limit_seconds=self.limit_seconds)
+
+    @property
+    def left_seconds(self) -> float:
+        """Return how much longer it waits; 0 if it does not."""
+        return max(0.0, self.limit_seconds - self.waited_seconds)
+
+
 class _Relayed:
     """A sequence of one of this node's clients. If ``is_over``, no more updates are passed on."""
 
-    def __init__(
-        self, request: SequenceRequest, progress: SequenceProgress, on_update: OnUpdate
-    ) -> None:
-        self.request = request
-        self.progress = progress
+    def __init__(self, log: SequenceLog, on_update: OnUpdate) -> None:
+        self.log = log
         self.is_over = False
         self._on_update = on_update
         self._has_given = False
@@ -230,11 +253,11 @@ class _Relayed:
         fresh: list[CommittedToken] = []
         try:
             for token in update.tokens:
-                if self.progress.take(token):
+                if self.log.take(token):
                     fresh.append(token)
         finally:
             if fresh and not self.is_over:
-                self.is_over = self.progress.is_finished
+                self.is_over = self.log.is_finished
                 cached = 0 if self._has_given else update.num_cached_tokens
                 self._has_given = True
                 self._on_update(SequenceUpdate(tokens=tuple(fresh), num_cached_tokens=cached))
@@ -267,7 +290,7 @@ class _Attempt:
         except Exception as error:  # noqa: BLE001 - handled by the task of the sequence
             self.over.set_result(error)
             return
-        if self._relayed.progress.is_finished:
+        if self._relayed.log.is_finished:
             self.over.set_result(None)
 
 

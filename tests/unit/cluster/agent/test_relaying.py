@@ -15,6 +15,7 @@ from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import relaying as module
 from potluck.cluster.agent import remote_sequences
+from potluck.cluster.agent.relaying import Patience
 from potluck.errors import EngineError, OverloadedError, ParameterError, RefusedRequestError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
@@ -425,3 +426,10 @@ def test_both_deployments_of_one_name_are_undeployed(run: Run) -> None:
             } == {DeploymentState.REMOVED}
 
     run("abc", body)
+
+
+def test_patience_adds_up_until_a_token_comes() -> None:
+    patience = Patience(limit_seconds=5.0).after(2.0).after(2.0)
+    assert patience.left_seconds == 1.0
+    assert patience.after(3.0).left_seconds == 0.0
+    assert patience.renewed().left_seconds == 5.0
