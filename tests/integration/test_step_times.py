@@ -30,8 +30,8 @@ from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
 from potluck.cluster.membership import MethodTable
 from potluck.cluster.worker.messages import Stats
-from potluck.cluster.worker.step_times import LEAST_SAMPLES
 from potluck.models.shape import model_shape
+from potluck.scheduling.step_times import LEAST_SAMPLES
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.node import CPU_UNIT

@@ -34,8 +34,6 @@ from potluck.types.step import (
     StepId,
 )
 
-StepKind = tuple[int, int]
-
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
     """A ``SequenceSlice`` without its tokens.
@@ -425,18 +423,3 @@ def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
             break
         count += 1
     return count
-
-
-def kind_of(step: Step) -> StepKind:
-    """Return the binary orders of magnitude of its tokens and of the last position that it
-    computes.
-
-    Steps of one kind take about equally long.
-    """
-    num_tokens = end = 0
-    for part in step.slices:
-        count = len(part.tokens)
-        num_tokens += count
-        if part.start_position + count > end:  # a call of max() would take as long as all the rest
-            end = part.start_position + count
-    return num_tokens.bit_length(), end.bit_length()

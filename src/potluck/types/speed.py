@@ -18,7 +18,7 @@ _MAX_SECONDS = 1e6
 class StepTime:
     """The long-run time of one kind of step on one kind of stage, in seconds.
 
-    It is a mean of recent steps that is robust against rare outliers (``cluster.block_means``).
+    It is a mean of recent steps that is robust against rare outliers (``scheduling.step_times``).
 
     The stage has ``num_layers`` decoder layers, and the embedding or the head as indicated. The
     step has ``num_tokens`` new tokens of ``num_sequences`` sequences, which have ``context_tokens``

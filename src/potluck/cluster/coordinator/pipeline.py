@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.cluster.coordinator.result_check import ResultCheck
-from potluck.cluster.coordinator.step_times import CEILING_SECONDS, FLOOR_SECONDS, StepTimes
 from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import Frame, FrameKind
@@ -24,11 +23,29 @@ from potluck.cluster.steps import (
     encode_restores,
 )
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
+from potluck.scheduling.step_times import StepTimes
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import NodeId
 from potluck.types.step import Step, StepId
 
 _log = logging.getLogger(__name__)
+
+FLOOR_SECONDS = 1.0
+"""No step is overdue sooner. With ``TIMES``, all steps of less than a quarter of a second have this
+deadline, so they need no history."""
+
+TIMES = 4.0
+"""A step is overdue after this multiple of the median of such steps. One kind spans a factor of two
+in tokens and in depth, and a pipeline that runs empty takes as many times longer for a step as it
+has stages in use."""
+
+CEILING_SECONDS = 15.0
+"""Every step is overdue by then, whatever others took, so that a frozen worker is found within this
+time even among steps that take minutes."""
+
+LIMIT_TIMES = 20.0
+"""A step is lost after this multiple of what such steps took even if all stages report progress: as
+many competing processes on a worker's cores slow it down as much."""
 
 _END_SECONDS = 5.0
 """The time for both threads to end once their edges are closed, which wakes them: milliseconds."""
@@ -66,6 +83,22 @@ class OverdueStep:
     is_awaited: Callable[[], bool]
 
 
+def overdue_after(typical_seconds: float, step_seconds: float) -> float:
+    """Return after how long a step is overdue, if such steps typically take ``typical_seconds``.
+
+    A step that is overdue is not lost. The nodes of its stages are then asked whether their workers
+    make progress (``coordinator.overdue``); a deadline that is too early costs a few messages, and
+    one that is too late delays a recovery. For ``step_seconds`` see ``AgentConfig``; it limits
+    both deadlines, and is the limit for steps without history, which typically take 0 seconds.
+    """
+    return min(step_seconds, max(FLOOR_SECONDS, min(TIMES * typical_seconds, CEILING_SECONDS)))
+
+
+def limit_of(typical_seconds: float, step_seconds: float) -> float:
+    """Return after how long a step is lost even if its stages seem to make progress."""
+    return max(step_seconds, LIMIT_TIMES * typical_seconds)
+
+
 class RemotePipeline:
     """A ``Pipeline`` over edges. Owns both and closes them.
 
@@ -97,7 +130,8 @@ class RemotePipeline:
         self._on_lost = on_lost
         self._on_overdue = on_overdue
         self._encoder = StepEncoder()
-        self._times = StepTimes(step_seconds)
+        self._times = StepTimes()
+        self._step_seconds = step_seconds
         self._first_wait_seconds = min(FLOOR_SECONDS, step_seconds)
         self._grace_seconds = min(_GRACE_SECONDS, step_seconds)
         self._awaited: Step | None = None
@@ -291,7 +325,8 @@ class RemotePipeline:
         finally:
             self._awaited = None
         if frame.kind is not FrameKind.SKIPPED:
-            self._times.record(step, time.monotonic() - started)
+            now = time.monotonic()
+            self._times.record(step, now - started, at=now)
         return frame
 
     def _on_silence(self) -> float:
@@ -303,10 +338,11 @@ class RemotePipeline:
         if step is None:  # only while a frame is awaited
             raise TimeoutError
         waited_seconds = time.monotonic() - self._awaited_since
-        limit_seconds = self._times.limit_seconds(step)
+        typical_seconds = self._times.typical_seconds(step)
+        limit_seconds = limit_of(typical_seconds, self._step_seconds)
         if waited_seconds >= limit_seconds + self._grace_seconds:
             raise TimeoutError
-        due_seconds = self._times.overdue_seconds(step)
+        due_seconds = overdue_after(typical_seconds, self._step_seconds)
         if waited_seconds < due_seconds:
             return max(_LEAST_WAIT_SECONDS, due_seconds - waited_seconds)
         self._on_overdue(

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from potluck.cluster.block_means import BlockMeans
+from potluck.scheduling.step_times import BlockMeans
 from potluck.types.gateway import TokenSpeed
 from potluck.types.step import SampledToken, SequenceId, Step
 

@@ -357,9 +357,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``busy_seconds`` is how long the current call into the engine has taken; 0 between calls.
     ``num_dropped_frames`` were late or duplicate and not computed. ``sending_seconds`` is how long
     the current result has been sending; 0 between results. ``slowdown`` is how many times longer
-    recent steps take than earlier ones (see ``worker.pace``); None while unknown. ``step_times``
-    are those of recent steps (see ``worker.step_times``). ``way`` is the edge for results, None
-    while the stage is not connected. ``num_experts_in_memory`` of the ``num_experts_used`` matrices
+    recent steps take than earlier ones (``StepTimes.slowdown``); None while unknown. ``step_times``
+    are those of recent steps. ``way`` is the edge for results, None while the stage is not
+    connected. ``num_experts_in_memory`` of the ``num_experts_used`` matrices
     of mapped experts were in memory when they were used (see ``ExpertUse``). A member of a group
     has spent ``exchange_seconds`` of ``compute_seconds`` in ``num_exchanges`` with others, and has
     been waiting in the current one for ``waiting_seconds``.

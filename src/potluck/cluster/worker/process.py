@@ -249,7 +249,7 @@ def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None
 
 def _stats(serving: Serving, busy_seconds: float) -> Stats:
     totals, now = serving.totals, time.perf_counter()
-    experts = serving.expert_use
+    experts, shard = serving.expert_use, serving.shard
     return Stats(
         num_steps=totals.num_steps,
         num_tokens=totals.num_tokens,
@@ -261,8 +261,9 @@ def _stats(serving: Serving, busy_seconds: float) -> Stats:
         busy_seconds=busy_seconds or totals.busy_seconds,
         num_dropped_frames=totals.num_dropped_frames,
         sending_seconds=totals.sending_seconds,
-        slowdown=totals.pace.slowdown(now),
-        step_times=totals.recent.times(serving.shard, now),
+        slowdown=totals.times.slowdown(now),
+        # Figures of parts do not apply to layers.
+        step_times=() if shard.part is not None else totals.times.of_stage(shard, now),
         way=serving.way(),
         num_experts_used=experts.num_used,
         num_experts_in_memory=experts.num_in_memory,

@@ -23,10 +23,9 @@ from potluck.cluster.steps import (
 )
 from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.group import ExchangeTotals, FromLeader, Group, NullEdge
-from potluck.cluster.worker.pace import Pace
-from potluck.cluster.worker.step_times import RecentSteps
 from potluck.errors import EdgeError, EngineError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
+from potluck.scheduling.step_times import StepTimes
 from potluck.types.engine import NO_MASKS, Engine
 from potluck.types.program import Shard
 from potluck.types.step import Step, StepId
@@ -59,8 +58,7 @@ class StageTotals:
     computing_since: float = 0.0
     sending_since: float = 0.0
     exchange: ExchangeTotals = field(default_factory=ExchangeTotals)
-    pace: Pace = field(default_factory=Pace)
-    recent: RecentSteps = field(default_factory=RecentSteps)
+    times: StepTimes = field(default_factory=StepTimes)
 
     @property
     def busy_seconds(self) -> float:
@@ -271,9 +269,7 @@ class Stage:
         totals.num_sent_bytes += len(header) + payload.nbytes
         if step.slices:
             own_seconds = computed - started - (totals.exchange.seconds - exchanged)
-            totals.pace.record(step, own_seconds, at=computed)
-            if self._group is None:  # figures of parts do not apply to layers
-                totals.recent.record(step, own_seconds, at=computed)
+            totals.times.record(step, own_seconds, at=computed)
 
     def _restore(self, frame: Frame) -> None:
         """Restore what the earlier stages have restored, as far as it is stored here."""

@@ -16,7 +16,6 @@ from support.cluster.edges import HELLO, bare_edge, edge
 from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.coordinator import pipeline as module
-from potluck.cluster.coordinator import step_times
 from potluck.cluster.coordinator.pipeline import OverdueStep, RemotePipeline
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.edges.frames import (
@@ -204,7 +203,6 @@ def test_a_step_that_is_overdue_is_told_and_awaited_further(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FLOOR_SECONDS", 0.1)
-    monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.1)
     with played(step_seconds=60.0) as stages:
         for number in range(2):
             stages.pipeline.submit(step(number))
@@ -226,7 +224,6 @@ def test_a_step_that_is_overdue_is_told_and_awaited_further(
 
 def test_a_result_that_comes_in_pieces_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLOOR_SECONDS", 0.05)
-    monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.05)
     with bare_edge() as (writing, incoming), edge() as (outgoing, _):
         outcomes: SimpleQueue[StepOutcome] = SimpleQueue()
         overdue: SimpleQueue[OverdueStep] = SimpleQueue()
@@ -250,7 +247,6 @@ def test_a_step_that_the_first_stage_does_not_take_is_told_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FLOOR_SECONDS", 0.1)
-    monkeypatch.setattr(step_times, "FLOOR_SECONDS", 0.1)
     with played(step_seconds=60) as stages:
         sending = threading.Event()
         monkeypatch.setattr(OutgoingEdge, "takes_at_once", lambda *_: False)

@@ -72,7 +72,7 @@ def test_a_stage_says_for_how_long_it_computes_and_sends() -> None:
             )
         assert totals.num_steps == 1
         assert 0 < totals.cpu_seconds < totals.compute_seconds / 2, "it waited most of the time"
-        assert totals.pace.slowdown(time.perf_counter()) is None
+        assert totals.times.slowdown(time.perf_counter()) is None
         totals.sending_since = time.perf_counter() - 2
         assert 1.9 < totals.sending_seconds < 60
         incoming.close()

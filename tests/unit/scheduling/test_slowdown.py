@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.processes.proportion import least_busy_seconds
 
-from potluck.cluster.worker.pace import BLOCK_SECONDS, SAMPLE_SECONDS, Pace
+from potluck.scheduling.step_times import PERIOD_SECONDS, StepTimes
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 
 
@@ -29,7 +28,7 @@ class Stage:
     """Computes steps one after another, by a clock of the test's."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.pace = Pace()
+        self.times = StepTimes()
         self.now = 1000.0
         self.draw = random.Random(seed)
 
@@ -39,11 +38,11 @@ class Stage:
             outlier = 20.0 if self.draw.random() < 0.01 else 1.0
             seconds = outlier * usual * self.draw.lognormvariate(0, 0.2)
             self.now += seconds
-            self.pace.record(step, seconds, at=self.now)
+            self.times.record(step, seconds, at=self.now)
 
     @property
     def known(self) -> float | None:
-        return self.pace.slowdown(self.now)
+        return self.times.slowdown(self.now)
 
     @property
     def slowdown(self) -> float:
@@ -95,9 +94,9 @@ def test_another_kind_of_work_is_not_slower_work() -> None:
 def test_little_is_known_at_first_and_after_a_rest() -> None:
     stage = Stage()
     stage.computes(1.0, 2)  # cold
-    stage.computes(0.05, BLOCK_SECONDS)
+    stage.computes(0.05, PERIOD_SECONDS)
     assert stage.known is None
-    stage.computes(0.05, 5 * BLOCK_SECONDS)
+    stage.computes(0.05, 5 * PERIOD_SECONDS)
     stage.computes(0.2, 10)
     assert stage.slowdown > 3
     stage.now += 100
@@ -106,14 +105,3 @@ def test_little_is_known_at_first_and_after_a_rest() -> None:
     assert stage.known is None
     stage.computes(0.05, 2)
     assert stage.slowdown < 1.5
-
-
-def test_most_short_steps_cost_a_comparison() -> None:
-    pace, at = Pace(), 1000.0
-    pace.record(DECODE, 0.001, at=at)
-
-    def note() -> None:
-        for _ in range(2_000):
-            pace.record(DECODE, 0.001, at=at + SAMPLE_SECONDS / 2)
-
-    assert least_busy_seconds(note) / 2_000 < 5e-6

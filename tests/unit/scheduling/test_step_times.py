@@ -8,7 +8,7 @@ import random
 import pytest
 from support.processes.proportion import least_busy_seconds
 
-from potluck.cluster.worker.step_times import FORGET_SECONDS, LEAST_SAMPLES, RecentSteps
+from potluck.scheduling.step_times import FORGET_SECONDS, LEAST_SAMPLES, StepTimes
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
@@ -41,16 +41,16 @@ class Stage:
     """Computes one step after another, by a clock of the test's."""
 
     def __init__(self) -> None:
-        self.recent = RecentSteps()
+        self.measured = StepTimes()
         self.now = 1000.0
 
     def computes(self, seconds: float, *, step: Step = DECODE, times: int = 1) -> None:
         for _ in range(times):
             self.now += seconds
-            self.recent.record(step, seconds, at=self.now)
+            self.measured.record(step, seconds, at=self.now)
 
     def times(self, shard: Shard = SHARD) -> tuple[StepTime, ...]:
-        return self.recent.times(shard, self.now)
+        return self.measured.of_stage(shard, self.now)
 
 
 def test_times_are_told_with_the_stage_and_the_kind_of_step() -> None:
@@ -161,11 +161,22 @@ def test_kinds_are_bounded_and_the_latest_are_kept() -> None:
 
 @pytest.mark.parametrize(("num_sequences", "limit"), [(1, 1e-5), (8, 2e-5), (64, 8e-5)])
 def test_a_step_costs_next_to_nothing(num_sequences: int, limit: float) -> None:
-    recent, decode = RecentSteps(), step(*((1, 500),) * num_sequences)
+    measured, decode = StepTimes(), step(*((1, 500),) * num_sequences)
     at = itertools.count(1000, 0.001)
 
     def note() -> None:
         for _ in range(1_000):
-            recent.record(decode, 0.001, at=next(at))
+            measured.record(decode, 0.001, at=next(at))
 
     assert least_busy_seconds(note) / 1_000 < limit
+
+
+def test_a_typical_time_is_that_of_the_last_steps_of_the_kind() -> None:
+    stage = Stage()
+    stage.computes(1.0, times=7)
+    assert stage.measured.typical_seconds(DECODE) == 0.0  # too few to know
+    stage.computes(1.0)
+    assert stage.measured.typical_seconds(DECODE) == 1.0
+    assert stage.measured.typical_seconds(PREFILL) == 0.0
+    stage.computes(0.01, times=9)
+    assert stage.measured.typical_seconds(DECODE) == 0.01  # of the last 16
