@@ -14,6 +14,17 @@ NATIVE = "native"
 """The backend that every build has, and the only one that can map weights."""
 
 
+PAUSES_SECONDS = (60.0, 300.0, 1800.0)
+"""How long a unit that failed is not used, by how often it has failed. A driver that is reset, a
+GPU that another program fills, or a full disk is usable within a minute, if at all; half an hour is
+often enough to notice that the rest was repaired."""
+
+
+def pause_seconds(num_failures: int) -> float:
+    """Return how long a unit is not used after it failed for the ``num_failures``-th time."""
+    return PAUSES_SECONDS[min(num_failures, len(PAUSES_SECONDS)) - 1]
+
+
 def backend_of(unit: str) -> str:
     """Return the backend in a user's choice of a backend or a unit (``cpu/native``)."""
     return unit.rpartition("/")[2]

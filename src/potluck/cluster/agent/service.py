@@ -51,8 +51,8 @@ from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.threads import NodeThreads
+from potluck.cluster.agent.unit_health import UnitOutages
 from potluck.cluster.agent.unit_monitor import UnitMonitor
-from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background

@@ -1,6 +1,6 @@
-"""Decides which of a node's units are out of use, and when each is tested again. Pure.
+"""Decides which of a node's units are out of use, and when each is tested again.
 
-Callers have clocks. Any fault takes a unit out immediately. It comes back when its self-test
+Any fault takes a unit out immediately. It comes back when its self-test
 passes, a while after the fault: a driver that was reset needs seconds, and a broken unit should not
 be tried all day. A unit that fails a third time within an hour passes its self-test but fails in
 use: it stays out.
@@ -8,20 +8,21 @@ use: it stays out.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Container, Mapping
+import logging
+import time
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.processes.child import SIGNALS_FROM_OUTSIDE
 from potluck.quantities import format_seconds
 from potluck.types.cluster import UnitId
-from potluck.types.unit import Fault
+from potluck.types.node import CPU_UNIT
+from potluck.types.unit import Fault, pause_seconds
 
-RETEST_SECONDS = (60.0, 300.0, 1800.0)
-"""The delay from a fault or a failed test to the next test, by how many there were of both. A
-driver that is reset, or a GPU that another program fills, is usable within a minute, if at all;
-half an hour is often enough to notice that the rest was repaired."""
+_log = logging.getLogger(__name__)
 
 MAX_FAULTS = 3
 FORGET_SECONDS = 3600.0
@@ -94,17 +95,13 @@ class Outage:
         if self.stays_out:
             times = f"fault {self.num_faults} within an hour"
             return f"{self.findings} ({times}: {_STAYS_OUT})"
-        pause = format_seconds(self._pause_seconds)
+        pause = format_seconds(pause_seconds(self.num_faults + self.num_failed_tests))
         return f"{self.findings} (tested again after {pause}, and used again if it passes)"
-
-    @property
-    def _pause_seconds(self) -> float:
-        return _pause_seconds(self.num_faults + self.num_failed_tests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitHealth:
-    """The units that are out, and the failures of units within the last hour."""
+    """The units that are out, and the failures of units within the last hour. Pure."""
 
     outages: Mapping[UnitId, Outage] = field(default_factory=dict)
     faults: Mapping[UnitId, tuple[float, ...]] = field(default_factory=dict)
@@ -131,7 +128,7 @@ class UnitHealth:
             return self
         recent = (*(at for at in self.faults.get(unit_id, ()) if now - at < FORGET_SECONDS), now)
         stays_out = len(recent) >= MAX_FAULTS
-        returns_at = None if stays_out else now + _pause_seconds(len(recent))
+        returns_at = None if stays_out else now + pause_seconds(len(recent))
         outage = Outage(
             failure=failure,
             num_faults=len(recent),
@@ -156,7 +153,7 @@ class UnitHealth:
         num_failed = outage.num_failed_tests + bool(problem)
         returns_at = outage.returns_at
         if problem and returns_at is not None:
-            returns_at = now + _pause_seconds(outage.num_faults + num_failed)
+            returns_at = now + pause_seconds(outage.num_faults + num_failed)
         outage = dataclasses.replace(
             outage,
             verdict=verdict,
@@ -184,5 +181,48 @@ class UnitHealth:
         )
 
 
-def _pause_seconds(number: int) -> float:
-    return RETEST_SECONDS[min(number, len(RETEST_SECONDS)) - 1]
+Changed = Callable[[UnitId, str], None]
+"""Gets a unit that is now out, with the reason, or one that is used again, with an empty one."""
+
+
+def _ignore(unit_id: UnitId, reason: str) -> None:
+    """Do nothing."""
+
+
+class UnitOutages:
+    """The units that are out. For use in the agent's event loop.
+
+    ``health`` is replaced after every test of a unit; ``news`` is set when there is something to
+    handle. ``changed`` is called for every unit that goes out or comes back.
+    """
+
+    def __init__(self, changed: Changed = _ignore) -> None:
+        self.news = asyncio.Event()
+        self._changed = changed
+        self._health = UnitHealth()
+
+    @property
+    def health(self) -> UnitHealth:
+        """Return the units that are out, and when units failed."""
+        return self._health
+
+    @health.setter
+    def health(self, health: UnitHealth) -> None:
+        before, after = self._health.reasons, health.reasons
+        self._health = health
+        for unit_id in after.keys() - before.keys():
+            self._changed(unit_id, after[unit_id])
+        for unit_id in before.keys() - after.keys():
+            self._changed(unit_id, "")
+
+    def reasons(self) -> Mapping[str, str]:
+        """Return why units are out, by unit id."""
+        return {str(unit_id): reason for unit_id, reason in self.health.reasons.items()}
+
+    def failed(self, unit_id: UnitId, failure: UnitFailure) -> None:
+        """Take a failed unit out of use, except for the CPU with the native backend."""
+        if unit_id == CPU_UNIT or unit_id in self.health.outages:
+            return
+        self.health = self.health.failed(unit_id, failure, time.monotonic())
+        _log.warning("%s is no longer used: %s", unit_id, self.reasons()[unit_id])
+        self.news.set()

@@ -16,8 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from potluck.cluster.agent.unit_health import UnitFailure
-from potluck.cluster.agent.unit_outages import UnitOutages
+from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.agent.worker_process import silent
 from potluck.cluster.worker.messages import Stats

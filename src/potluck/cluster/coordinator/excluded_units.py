@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 
 from potluck.errors import EngineError
 from potluck.types.cluster import Epoch, NodeId, UnitId
-
-PAUSE_SECONDS = (60.0, 300.0, 1800.0)
-"""The time before such a unit is used again, by how often it was excluded: the same as for units
-that fail (``agent.unit_health``)."""
+from potluck.types.unit import pause_seconds
 
 _MOST_ALIKE = 2
 """If stages failed for the same cause on more units than these, the model is the cause."""
@@ -97,10 +94,9 @@ class ExcludedUnits:
             each.count > 0 and each.cause == error.cause for each in self.failures.values()
         )
         if is_due and before.until <= now and num_alike <= _MOST_ALIKE:
-            pause = PAUSE_SECONDS[min(before.num_exclusions, len(PAUSE_SECONDS) - 1)]
-            after = dataclasses.replace(
-                after, until=now + pause, num_exclusions=before.num_exclusions + 1
-            )
+            number = before.num_exclusions + 1
+            until = now + pause_seconds(number)
+            after = dataclasses.replace(after, until=until, num_exclusions=number)
         return dataclasses.replace(self, failures={**self.failures, unit: after})
 
     def served(self) -> ExcludedUnits:

@@ -1,13 +1,15 @@
-"""The record of a deployment, changed and published by its coordinator."""
+"""The record of a deployment, and its holders, as published by the coordinator."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
+from potluck.cluster.membership import Membership
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
@@ -17,6 +19,9 @@ _log = logging.getLogger(__name__)
 _PUBLISH_SECONDS = 0.3
 _RETRY_AFTER_SECONDS = 5
 """The default if nothing better is known: answers end within seconds."""
+
+SETTLED_SECONDS = 3.0
+"""The time after the lease within which a partitioned node sees all of its links as down."""
 
 
 Publish = Callable[[DeploymentRecord, bool], None]
@@ -158,3 +163,52 @@ class PublishedRecord:
     def retry_after(self) -> int:
         """Return in how many whole seconds a request that is refused now may be accepted."""
         return max(1, math.ceil(self._record.status.ready_in_seconds or _RETRY_AFTER_SECONDS))
+
+
+class Holders:
+    """Keeps ``DeploymentRecord.holders`` up to date: the nodes whose agreement an epoch needs.
+
+    For use in the agent's loop.
+    """
+
+    def __init__(self, membership: Membership, published: PublishedRecord) -> None:
+        self._membership = membership
+        self._published = published
+        self._settling: asyncio.TimerHandle | None = None
+
+    def node_joined(self) -> None:
+        """Count a node that has joined as a holder.
+
+        Otherwise the few nodes that first knew of the deployment could outvote all that joined
+        later.
+        """
+        record = self._published.record
+        there = self._membership.nodes() | {*record.holders, self._membership.node_id}
+        is_new = bool(record.holders) and there != {*record.holders}
+        if self._published.is_own and record.has_quorum and is_new:
+            self._published.count_holders(sorted(there))
+
+    def node_left(self, node_id: NodeId) -> None:
+        """Stop counting a node that has left, once it is clear that most holders are still
+        reachable.
+
+        Otherwise nodes that joined and left again could outvote all that are present. A partitioned
+        node sees the others leave one by one, and must not mistake the first for the only one.
+        """
+        if node_id in self._published.record.holders:
+            self.close()
+            loop = asyncio.get_running_loop()
+            self._settling = loop.call_later(SETTLED_SECONDS, self._forget)
+
+    def close(self) -> None:
+        """Stop removing holders. Idempotent."""
+        if self._settling is not None:
+            self._settling.cancel()
+
+    def _forget(self) -> None:
+        record = self._published.record
+        there = self._membership.nodes() | {self._membership.node_id}
+        left = [holder for holder in record.holders if holder in there]
+        are_most = len(left) < len(record.holders) < 2 * len(left)
+        if self._published.is_own and record.has_quorum and are_most:
+            self._published.count_holders(left)

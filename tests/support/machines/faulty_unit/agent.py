@@ -8,10 +8,11 @@ from potluck.cluster.agent import unit_health
 from potluck.engines import backends
 from potluck.probe import all_detectors
 from potluck.probe.detector import Detector
+from potluck.types import unit
 
 backends.BACKENDS = (backends.BACKENDS[0], spec())
 all_detectors.DETECTORS = (Detector(name="faulty", find=lambda _: detector_report()),)
-unit_health.RETEST_SECONDS = (1.0, 1.0, 1.0)
+unit.PAUSES_SECONDS = (1.0, 1.0, 1.0)
 unit_health.MAX_FAULTS = 100
 
 if __name__ == "__main__":

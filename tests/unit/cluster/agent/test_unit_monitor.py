@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 from support.engines.fake_backends.behaviour import device, spec
 
-from potluck.cluster.agent import unit_health
 from potluck.cluster.agent import unit_monitor as module
-from potluck.cluster.agent.unit_health import UnitFailure
+from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.unit_monitor import UnitMonitor
-from potluck.cluster.agent.unit_outages import UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
@@ -135,7 +133,7 @@ def test_a_unit_that_failed_is_out_at_once_and_back_when_its_test_passes(
                 (GPU, False),
             ]
 
-    monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.05, 0.2))
+    monkeypatch.setattr("potluck.types.unit.PAUSES_SECONDS", (0.05, 0.2))
     asyncio.run(run())
 
 
@@ -336,7 +334,7 @@ def test_one_that_stays_out_comes_back_when_somebody_tries_it(
             assert trial(cache, retry=True).works
             await node.reach(lambda: not node.outages.reasons())
 
-    monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.02,))
+    monkeypatch.setattr("potluck.types.unit.PAUSES_SECONDS", (0.02,))
     monkeypatch.setattr(module, "_REST_SECONDS", 0.05)
     asyncio.run(run())
 
@@ -345,7 +343,7 @@ def test_a_defect_in_a_look_or_in_a_test_does_not_end_the_care(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_AFTER_DEFECT_SECONDS", 0.01)
-    monkeypatch.setattr(unit_health, "RETEST_SECONDS", (0.02,))
+    monkeypatch.setattr("potluck.types.unit.PAUSES_SECONDS", (0.02,))
     failures = [KeyError("a look"), KeyError("a test")]
 
     async def look(self: UnitMonitor) -> None:

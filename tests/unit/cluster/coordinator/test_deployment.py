@@ -17,7 +17,7 @@ from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.calls import StageEnds, StageLost
-from potluck.cluster.coordinator import attempt, epoch_end, excluded_units, holders, machine
+from potluck.cluster.coordinator import attempt, epoch_end, machine, published_record
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
@@ -786,7 +786,7 @@ def test_a_unit_that_stalls_is_left_out_and_tried_again_later(
         assert "it stood still; cpu/native on node" in " ".join(
             each.status.reason for each in cluster.published_records
         )
-        monkeypatch.setattr(excluded_units, "PAUSE_SECONDS", (0.0,))
+        monkeypatch.setattr("potluck.types.unit.PAUSES_SECONDS", (0.0,))
         cluster.failures = [StageStalledError(0, *unit, "again")]
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=2)
@@ -1015,7 +1015,7 @@ def test_holders_that_left_count_no_longer_while_most_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that is cut off sees the others leave one by one, and keeps to the old count."""
-    monkeypatch.setattr(holders, "SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(published_record, "SETTLED_SECONDS", 0.05)
     guests = {NodeId(f"{number:016x}") for number in range(3)}
 
     async def run() -> None:

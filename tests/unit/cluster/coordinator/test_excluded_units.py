@@ -5,7 +5,6 @@ from __future__ import annotations
 from support.cluster.calls import A, B, C
 
 from potluck.cluster.coordinator.excluded_units import (
-    PAUSE_SECONDS,
     ExcludedUnits,
     StageError,
     StageStalledError,
@@ -13,6 +12,7 @@ from potluck.cluster.coordinator.excluded_units import (
 )
 from potluck.types.cluster import Epoch, NodeId, UnitId
 from potluck.types.node import CPU_UNIT
+from potluck.types.unit import PAUSES_SECONDS
 
 GPU = UnitId("gpu/played")
 
@@ -54,7 +54,7 @@ def test_other_units_of_a_node_are_not_excluded_with_it() -> None:
 def test_a_unit_that_fails_again_is_excluded_for_longer_each_time() -> None:
     units = after((0.0, full()), (1.0, full()))
     now = 1.0
-    for pause in (*PAUSE_SECONDS[1:], PAUSE_SECONDS[-1]):
+    for pause in (*PAUSES_SECONDS[1:], PAUSES_SECONDS[-1]):
         now += 2000.0
         units = after((now, full()), units=units)
         assert excluded(units, now + pause - 1)
@@ -81,7 +81,7 @@ def test_a_unit_that_served_since_it_was_excluded_may_fail_once_again() -> None:
     units = after((100.0, full()), units=units)
     assert excluded(units, 100.0) == {}
     units = after((101.0, full()), units=units)
-    assert excluded(units, 101.0 + PAUSE_SECONDS[1] - 1)
+    assert excluded(units, 101.0 + PAUSES_SECONDS[1] - 1)
 
 
 def test_a_unit_that_stalls_is_excluded_at_once() -> None:
