@@ -66,8 +66,6 @@ from potluck.cluster.calls import (
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.sequence_messages import (
     Feed,
-    Generate,
-    GenerateAnswer,
     OpenFeed,
     StartAnswer,
     StartSequence,
@@ -316,20 +314,11 @@ PUT = Method("deployment.put", bytes, NoneType, 5.0)
 """A packed record (``pack_record``), to everybody."""
 
 FEED = StreamMethod("deployment.feed", OpenFeed, Feed)
-"""To the coordinator, as the next three. The first event is empty, and comes immediately."""
+"""To the coordinator, as the next two. The first event is empty, and comes immediately."""
 
 START_SEQUENCE: Method[StartSequence, StartAnswer] = Method(
     "deployment.start", StartSequence, StartAnswer, 600.0
 )
-"""1 MiB over a slow link takes minutes."""
+"""1 MiB over a slow link takes minutes. Other nodes relay it to the coordinator on request."""
 
 STOP_SEQUENCE = Method("deployment.stop", StopSequence, NoneType, 5.0)
-
-GENERATE: StreamMethod[Generate, GenerateAnswer] = StreamMethod(
-    "deployment.generate", Generate, GenerateAnswer
-)
-
-RELAY: StreamMethod[Generate, GenerateAnswer] = StreamMethod(
-    "deployment.relay", Generate, GenerateAnswer
-)
-"""``GENERATE``, forwarded by any node to the coordinator."""

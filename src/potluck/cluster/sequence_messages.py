@@ -21,9 +21,10 @@ from potluck.types.sequence import (
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Compute a sequence, or what follows ``continuation``.
+    """A sequence to compute, or what follows ``continuation``.
 
-    The answer is ``SequenceUpdate`` …, each with at least one token, or a ``GenerateFailure``.
+    It is answered with ``SequenceUpdate`` …, each with at least one token, or a
+    ``GenerateFailure``.
     """
 
     deployment: DeploymentId
@@ -83,12 +84,15 @@ class OpenFeed(msgspec.Struct, frozen=True, kw_only=True):
 class StartSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Compute a sequence, whose updates go to an open feed under ``number``.
 
-    The answer is ``Started`` or a ``GenerateFailure``.
+    The answer is ``Started`` or a ``GenerateFailure``. A node that does not coordinate the
+    deployment lets the coordinator compute the sequence if it ``may_relay``: the gateway cannot
+    reach the coordinator itself.
     """
 
     feed_id: str
     number: int
     generate: Generate
+    may_relay: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):

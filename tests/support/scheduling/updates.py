@@ -6,8 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from potluck.cluster.agent.token_feed import updates_of
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
+
+
+async def updates_of(start: Callable[[OnUpdate], Cancel]) -> AsyncGenerator[SequenceUpdate, None]:
+    """Yield the updates of one sequence; closing it cancels the sequence. Raises what ends it."""
+    updates: asyncio.Queue[SequenceUpdate | Exception] = asyncio.Queue()
+    cancel = start(updates.put_nowait)
+    try:
+        while True:
+            update = await updates.get()
+            if isinstance(update, Exception):
+                raise update
+            yield update
+            if update.tokens[-1].finish_reason is not None:
+                return
+    finally:
+        cancel()
 
 
 async def tokens_of(

@@ -12,7 +12,7 @@ from potluck.catalog import ModelDescription
 from potluck.cluster.agent.deployment_history import UNDEPLOYED
 from potluck.cluster.agent.planner import Planner
 from potluck.cluster.agent.records import Records
-from potluck.cluster.agent.small_models import SmallModels
+from potluck.cluster.agent.remote_sequences import RemoteSequences
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.background import Spawn
@@ -28,6 +28,7 @@ from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.methods import REBALANCE, REMOVE, RETIRE
+from potluck.cluster.sequence_messages import Generate
 from potluck.cluster.trust.credentials import Credentials
 from potluck.drafting.sources import names_model
 from potluck.engines.costs import CostOf
@@ -44,6 +45,7 @@ from potluck.types.deployment import (
     RebalanceReport,
 )
 from potluck.types.profile import ModelProfile
+from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 
 if TYPE_CHECKING:
     pass
@@ -81,6 +83,7 @@ class Coordination:
         self.records = Records(
             membership, has_own_epoch=self._has_own_epoch, on_news=self._on_news, spawn=spawn
         )
+        self.remote = RemoteSequences(membership)
         self.planner = Planner(membership, self.records, weights, cost_of)
         self._membership = membership
         self._credentials = credentials
@@ -93,7 +96,6 @@ class Coordination:
         self._spawn = spawn
         self._on_record = on_record
         self._removal_reasons: dict[DeploymentId, str] = {}
-        self._small_models = SmallModels(membership, self.coordinated, self.records.get)
 
     def paths_in_use(self) -> list[tuple[NodeId, PathFigures]]:
         """Return the figures of the edges to first stages, and the nodes they lead to."""
@@ -166,7 +168,7 @@ class Coordination:
 
     async def _small_of(self, request: Deploy, verified: ModelDescription) -> DraftRecord | None:
         """Return the deployment of the draft model, deploying it if necessary; None if there is
-        none.
+        none. It is placed, loaded, recovered and moved like any other.
 
         Raises as ``deploy``, and ``ParameterError`` for a model with another vocabulary.
         """
@@ -310,13 +312,28 @@ class Coordination:
                 open_route=self._open_route,
                 step_seconds=self._step_seconds,
                 cost_of=self._cost_of,
-                start_draft=self._small_models.start,
+                start_draft=self._start_draft,
             ),
             publish=self.records.publish,
             on_record=self.records.learn,
             weights=read.weights,
             discard=self._discard,
         )
+
+    def _start_draft(
+        self, deployment: DeploymentId, request: SequenceRequest, on_update: OnUpdate
+    ) -> Cancel:
+        """Let a draft model continue a sequence, wherever it is coordinated. Raises
+        ``PotluckError``.
+        """
+        mine = self.coordinated.get(deployment)
+        if mine is not None:
+            return mine.start_sequence(request, on_update)
+        record = self.records.get(deployment)
+        if record is None or not record.is_ready:
+            raise EngineError("the draft model is not deployed")
+        generate = Generate(deployment=deployment, request=request)
+        return self.remote.start(record.epoch.coordinator, generate, on_update)
 
     def _discard(self, deployment: DeploymentId, reason: str) -> None:
         mine = self.coordinated.get(deployment)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
-from potluck.cluster.agent.remote_sequences import RemoteSequences
 from potluck.cluster.calls import encode
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
 from potluck.cluster.sequence_messages import Generate
@@ -62,7 +61,6 @@ class Relaying:
         self._coordination = coordination
         self._views = views
         self._clock = clock
-        self._remote = RemoteSequences(membership)
         self._tasks: set[asyncio.Task[None]] = set()
         self._live: Counter[DeploymentId] = Counter()
         self._is_closed = False
@@ -198,7 +196,7 @@ class Relaying:
         )
         _check_size(generate)
         if coordinator in self._membership.nodes():
-            return self._remote.start(coordinator, generate, attempt)
+            return self._coordination.remote.start(coordinator, generate, attempt)
         if coordinator == self._membership.node_id:
             return None
         views = await self._views.ask(record)
@@ -206,7 +204,7 @@ class Relaying:
             if view.record is not None:
                 self._coordination.records.learn(view.record)
             elif view.sees_coordinator:
-                return self._remote.start_through(node, generate, attempt)
+                return self._coordination.remote.start(node, generate, attempt, may_relay=True)
         return None
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
+from typing import Any
 
 from potluck.cluster.membership import Membership
-from potluck.cluster.methods import FEED, RELAY, START_SEQUENCE, STOP_SEQUENCE
+from potluck.cluster.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
 from potluck.cluster.sequence_messages import (
     Generate,
     GenerateAnswer,
@@ -37,42 +38,23 @@ class RemoteSequences:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._feeds: dict[NodeId, _Feed] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, coordinator: NodeId, generate: Generate, on_update: OnUpdate) -> Cancel:
-        """Have ``coordinator`` compute a sequence. Errors are passed to ``on_update``."""
-        feed = self._feeds.get(coordinator)
+    def start(
+        self, node: NodeId, generate: Generate, on_update: OnUpdate, *, may_relay: bool = False
+    ) -> Cancel:
+        """Let ``node`` compute a sequence. Errors are passed to ``on_update``.
+
+        It is the coordinator, or ``may_relay`` the sequence to a coordinator that this node cannot
+        reach.
+        """
+        feed = self._feeds.get(node)
         if feed is None or feed.is_over:
-            feed = self._feeds[coordinator] = _Feed(self._membership, coordinator, self._dropped)
-        return feed.start(generate, on_update)
-
-    def start_through(self, node: NodeId, generate: Generate, on_update: OnUpdate) -> Cancel:
-        """Have ``node`` relay a sequence to a coordinator that this node cannot reach."""
-        task = asyncio.ensure_future(self._read_relayed(node, generate, on_update))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-        def cancel() -> None:
-            task.cancel()
-
-        return cancel
+            feed = self._feeds[node] = _Feed(self._membership, node, self._dropped)
+        return feed.start(generate, on_update, may_relay=may_relay)
 
     def _dropped(self, feed: _Feed) -> None:
         if self._feeds.get(feed.node_id) is feed:
             del self._feeds[feed.node_id]
-
-    async def _read_relayed(self, node: NodeId, generate: Generate, on_update: OnUpdate) -> None:
-        error: Exception = _cut_short()
-        try:
-            async with aclosing(RELAY.call(self._membership, node, generate)) as answers:
-                async for answer in answers:
-                    if isinstance(answer, GenerateFailure):
-                        error = answer.error()
-                        break
-                    on_update(answer)
-        except Exception as failure:  # noqa: BLE001 - passed to the sequence
-            error = failure
-        on_update(error)
 
 
 class _Feed:
@@ -93,14 +75,14 @@ class _Feed:
         self._idle: asyncio.TimerHandle | None = None
         self._reading = asyncio.ensure_future(self._read())
 
-    def start(self, generate: Generate, on_update: OnUpdate) -> Cancel:
+    def start(self, generate: Generate, on_update: OnUpdate, *, may_relay: bool) -> Cancel:
         """Start a sequence."""
         number = next(self._numbers)
         self._live[number] = on_update
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._spawn(number, generate)
+        self._spawn(self._ask_to_start(number, generate, may_relay=may_relay))
 
         def cancel() -> None:
             if self._forget(number) is not None:
@@ -108,16 +90,14 @@ class _Feed:
 
         return cancel
 
-    def _spawn(self, number: int, generate: Generate | None) -> None:
-        task = asyncio.ensure_future(
-            self._ask_to_stop(number) if generate is None else self._ask_to_start(number, generate)
-        )
+    def _spawn(self, asking: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(asking)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _stop(self, number: int) -> None:
         if not self.is_over:
-            self._spawn(number, None)
+            self._spawn(self._ask_to_stop(number))
 
     def _forget(self, number: int) -> OnUpdate | None:
         on_update = self._live.pop(number, None)
@@ -126,11 +106,13 @@ class _Feed:
             self._idle = loop.call_later(_IDLE_SECONDS, self._reading.cancel)
         return on_update
 
-    async def _ask_to_start(self, number: int, generate: Generate) -> None:
+    async def _ask_to_start(self, number: int, generate: Generate, *, may_relay: bool) -> None:
         await self._opened.wait()
         if number not in self._live:
             return
-        request = StartSequence(feed_id=self._feed_id, number=number, generate=generate)
+        request = StartSequence(
+            feed_id=self._feed_id, number=number, generate=generate, may_relay=may_relay
+        )
         try:
             answer = await START_SEQUENCE.call(self._membership, self.node_id, request)
         except Exception as error:  # noqa: BLE001 - passed to the sequence
@@ -148,7 +130,7 @@ class _Feed:
             await STOP_SEQUENCE.call(self._membership, self.node_id, request)
 
     async def _read(self) -> None:
-        error: Exception = _cut_short()
+        error: Exception = MovedError("the answer ended before its last token")
         try:
             request = OpenFeed(feed_id=self._feed_id)
             async with aclosing(FEED.call(self._membership, self.node_id, request)) as parts:
@@ -180,7 +162,3 @@ class _Feed:
         on_update = self._forget(number)
         if on_update is not None:
             on_update(error)
-
-
-def _cut_short() -> MovedError:
-    return MovedError("the answer ended before its last token")

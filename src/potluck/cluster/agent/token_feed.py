@@ -99,7 +99,7 @@ class TokenFeed:
             self.close()
 
 
-def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
+def _in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
     """Split an update so that each part fits in a message."""
     tokens = update.tokens
     if _num_numbers(update) <= MAX_PART_NUMBERS:
@@ -116,22 +116,6 @@ def in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
     yield SequenceUpdate(tokens=tokens[start:], num_cached_tokens=num_cached_tokens)
 
 
-async def updates_of(start: Start) -> AsyncGenerator[SequenceUpdate, None]:
-    """Yield the updates of one sequence; closing it cancels the sequence. Raises what ends it."""
-    updates: asyncio.Queue[SequenceUpdate | Exception] = asyncio.Queue()
-    cancel = start(updates.put_nowait)
-    try:
-        while True:
-            update = await updates.get()
-            if isinstance(update, Exception):
-                raise update
-            yield update
-            if update.tokens[-1].finish_reason is not None:
-                return
-    finally:
-        cancel()
-
-
 def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> Iterator[Feed]:
     fed: list[FeedUpdate] = []
     count = 0
@@ -139,7 +123,7 @@ def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> It
         if isinstance(given, GenerateFailure):
             fed.append(FeedUpdate(number, given))
             continue
-        for part in in_parts(given):
+        for part in _in_parts(given):
             here = _num_numbers(part)
             if fed and count + here > MAX_PART_NUMBERS:
                 yield Feed(tuple(fed))

@@ -11,7 +11,7 @@ import pytest
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import token_feed as module
-from potluck.cluster.agent.token_feed import TokenFeed, in_parts, updates_of
+from potluck.cluster.agent.token_feed import TokenFeed, _in_parts
 from potluck.cluster.calls import decode, encode
 from potluck.cluster.sequence_messages import Feed, GenerateFailure
 from potluck.errors import CallError, EngineError, OverloadedError
@@ -87,7 +87,7 @@ def test_large_updates_are_cut_and_lose_nothing() -> None:
     update = SequenceUpdate(
         tokens=an_update(*range(1, 1500), num_top=20).tokens, num_cached_tokens=16
     )
-    parts = list(in_parts(update))
+    parts = list(_in_parts(update))
     assert len(parts) == 4
     assert all(len(encode(part)) < 200_000 for part in parts)
     assert [part.num_cached_tokens for part in parts] == [16, 0, 0, 0]
@@ -150,22 +150,6 @@ def test_what_cannot_be_started_is_not_live() -> None:
     feed.start(0, Sequences().start)
     with pytest.raises(CallError, match="already"):
         feed.start(0, Sequences().start)
-
-
-def test_updates_end_with_the_last_token_or_an_error_and_are_cancelled_when_closed() -> None:
-    async def test() -> None:
-        sequences = Sequences()
-        updates = updates_of(sequences.start)
-        first = asyncio.ensure_future(anext(updates))
-        await asyncio.sleep(0)
-        sequences.callbacks[0](an_update(1))
-        assert await first == an_update(1)
-        sequences.callbacks[0](EngineError("lost"))
-        with pytest.raises(EngineError, match="lost"):
-            await anext(updates)
-        assert sequences.cancelled == [0]
-
-    run(test)
 
 
 def test_vectors_arrive_and_count_by_their_size() -> None:
