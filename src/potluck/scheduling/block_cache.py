@@ -25,36 +25,6 @@ from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, HashedState, Sequence
 _NOBODY = SequenceId(-1)
 
 
-@dataclass(slots=True, kw_only=True)
-class PrefixCounters:
-    """The current counts of ``PrefixTotals``."""
-
-    num_admissions: int = 0
-    num_hits: int = 0
-    num_saved_tokens: int = 0
-    num_evictions: int = 0
-    num_restored_tokens: int = 0
-    num_checkpoints: int = 0
-    num_checkpoint_hits: int = 0
-    num_checkpoint_evictions: int = 0
-    num_uncovered_tokens: int = 0
-
-    @property
-    def totals(self) -> PrefixTotals:
-        """Return the current counts."""
-        return PrefixTotals(
-            num_admissions=self.num_admissions,
-            num_hits=self.num_hits,
-            num_saved_tokens=self.num_saved_tokens,
-            num_evictions=self.num_evictions,
-            num_restored_tokens=self.num_restored_tokens,
-            num_checkpoints=self.num_checkpoints,
-            num_checkpoint_hits=self.num_checkpoint_hits,
-            num_checkpoint_evictions=self.num_checkpoint_evictions,
-            num_uncovered_tokens=self.num_uncovered_tokens,
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullBlock:
     """A full block. ``full_hash`` covers all tokens up to its end, ``parent`` those before it."""
@@ -98,7 +68,7 @@ class BlockCache:
         num_blocks: int,
         *,
         is_shared: bool,
-        counters: PrefixCounters,
+        totals: PrefixTotals,
         salt: bytes = b"",
         is_stored: bool = False,
     ) -> None:
@@ -106,7 +76,7 @@ class BlockCache:
         self._index = PrefixIndex()
         self._is_shared = is_shared
         self._is_stored = is_stored
-        self._counters = counters
+        self._totals = totals
         self._root = root_hash(salt)
         # Full blocks, and the sequences that compute them; None while they are restored.
         self._computing: dict[bytes, SequenceId | None] = {}
@@ -194,9 +164,9 @@ class BlockCache:
         sequence.block_table = [*match.blocks, *new]
         sequence.num_computed = len(match.blocks) * KV_BLOCK_TOKENS
         self._expect(sequence)
-        self._counters.num_admissions += 1
-        self._counters.num_hits += match.num_tokens > 0
-        self._counters.num_saved_tokens += match.num_tokens
+        self._totals.num_admissions += 1
+        self._totals.num_hits += match.num_tokens > 0
+        self._totals.num_saved_tokens += match.num_tokens
         if match.partial is None or match.partial == new[0]:
             return AdmissionCopies()
         return AdmissionCopies(blocks=(BlockCopy(source=match.partial, target=new[0]),))
@@ -247,7 +217,7 @@ class BlockCache:
 
         They belong to ``sequence``. The state after the first ``state_end`` was restored as well.
         """
-        self._counters.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
+        self._totals.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
         for each in restoration.blocks[:num_restored]:
             if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
                 self._pool.keep(each.block)
@@ -367,7 +337,7 @@ class BlockCache:
     def _evicted(self, block: int) -> None:
         self._index.forget(block)
         self._filled.pop(block, None)
-        self._counters.num_evictions += 1
+        self._totals.num_evictions += 1
 
 
 def _full_block(sequence: SequenceState, chain: HashChain, index: int, block: int) -> FullBlock:

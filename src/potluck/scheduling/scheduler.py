@@ -33,9 +33,9 @@ stages compute them again. The last stage is then told of the tokens generated b
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import chain
 
-from potluck.scheduling.block_cache import PrefixCounters
 from potluck.scheduling.chunks import ChunkController
 from potluck.scheduling.completing import complete_part
 from potluck.scheduling.draft_lengths import StepKind
@@ -80,8 +80,8 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, drafts: DraftSource | None = None) -> None:
         self._limits = limits
         self._drafting = Drafting(drafts, limits.max_steps_in_flight)
-        self._counters = PrefixCounters()
-        self._cache = new_cache(limits, self._counters)
+        self._prefix_totals = PrefixTotals()
+        self._cache = new_cache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
         self._chunks = self._new_controller()
         self._waiting: deque[SequenceState] = deque()
@@ -124,7 +124,7 @@ class Scheduler:
     @property
     def prefix_totals(self) -> PrefixTotals:
         """Return what the prefix cache has saved so far, over all restarts."""
-        return self._counters.totals
+        return replace(self._prefix_totals)
 
     @property
     def draft_totals(self) -> DraftTotals:
@@ -202,7 +202,7 @@ class Scheduler:
                 f" but the context only holds {limits.context_tokens}"
             )
         self._limits = limits
-        self._cache = new_cache(limits, self._counters)
+        self._cache = new_cache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
         self._chunks = self._new_controller()
         self._waiting = deque([*self._running, *self._waiting])

@@ -39,7 +39,6 @@ from operator import attrgetter
 from potluck.scheduling.block_cache import (
     AdmissionCopies,
     BlockCache,
-    PrefixCounters,
     Restoration,
 )
 from potluck.scheduling.checkpoints import (
@@ -53,6 +52,7 @@ from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
 from potluck.scheduling.states import StatePool
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.states import StateSlots
 from potluck.types.step import KV_BLOCK_TOKENS, HashedState, SequenceId, StateCopy
 
@@ -81,12 +81,12 @@ class StatefulCache(BlockCache):
         *,
         num_states: int,
         is_shared: bool,
-        counters: PrefixCounters,
+        totals: PrefixTotals,
         salt: bytes = b"",
         is_stored: bool = False,
     ) -> None:
         super().__init__(
-            num_blocks, is_shared=is_shared, counters=counters, salt=salt, is_stored=is_stored
+            num_blocks, is_shared=is_shared, totals=totals, salt=salt, is_stored=is_stored
         )
         self._states = StatePool(num_states, self._lost_checkpoint)
         self._live: dict[SequenceId, SequenceState] = {}
@@ -166,10 +166,10 @@ class StatefulCache(BlockCache):
         for each in planned:
             full_hash = chain.after(each.position // KV_BLOCK_TOKENS)
             self._expected.setdefault(full_hash, sequence.sequence_id)
-        self._counters.num_uncovered_tokens += match.num_uncovered_tokens
+        self._totals.num_uncovered_tokens += match.num_uncovered_tokens
         if found is None:
             return copies
-        self._counters.num_checkpoint_hits += 1
+        self._totals.num_checkpoint_hits += 1
         if found in self._states.checkpoints:
             self._states.checkpoints.use(found)
         if goes_on:
@@ -224,7 +224,7 @@ class StatefulCache(BlockCache):
     def settle(self, made: Checkpoint, sequence: SequenceState, *, is_known: bool) -> None:
         """Record that the step that was to make a checkpoint is complete, and whether it exists."""
         if is_known and self._states.publish(made):
-            self._counters.num_checkpoints += 1
+            self._totals.num_checkpoints += 1
             if self._is_stored:
                 self._unsaved.append(made)
         else:
@@ -248,14 +248,14 @@ class StatefulCache(BlockCache):
             raise ValueError(f"sequence {sequence.sequence_id} has no state slot")
         if snapshot is not None and must_roll_back and self._is_shared:
             prefix = TokenPrefix.of(chain, sequence.tokens, sequence.num_scheduled)
-            self._counters.num_checkpoints += self._states.keep_snapshot(slot, snapshot, prefix)
+            self._totals.num_checkpoints += self._states.keep_snapshot(slot, snapshot, prefix)
             return
         if snapshot is not None:
             self._states.give_back_snapshot(snapshot)
         if not is_known:
             self._states.give_back(slot)
         elif self._states.keep(slot, TokenPrefix.of(chain, sequence.tokens, num_computed)):
-            self._counters.num_checkpoints += 1
+            self._totals.num_checkpoints += 1
 
     def find_blocks(self, sequence: SequenceState, match: PrefixMatch) -> PrefixMatch:
         """Return what is cached of the sequence's keys and values."""
@@ -320,7 +320,7 @@ class StatefulCache(BlockCache):
         return not prefix.rest or self._index.holds(prefix.parent, prefix.rest)
 
     def _lost_checkpoint(self) -> None:
-        self._counters.num_checkpoint_evictions += 1
+        self._totals.num_checkpoint_evictions += 1
 
     def _plan(
         self, sequence: SequenceState, match: PrefixMatch, *, goes_on: bool
@@ -373,15 +373,15 @@ class StatefulCache(BlockCache):
             del self._expected[full_hash]
 
 
-def new_cache(limits: SchedulerLimits, counters: PrefixCounters) -> BlockCache:
-    """Return an empty cache within ``limits``, which counts with ``counters``."""
+def new_cache(limits: SchedulerLimits, totals: PrefixTotals) -> BlockCache:
+    """Return an empty cache within ``limits``, which counts in ``totals``."""
     make: Callable[..., BlockCache] = BlockCache
     if limits.num_states:
         make = partial(StatefulCache, num_states=limits.num_states)
     return make(
         limits.num_blocks,
         is_shared=limits.has_prefix_cache,
-        counters=counters,
+        totals=totals,
         salt=limits.disk_salt or b"",
         is_stored=limits.disk_salt is not None,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PrefixTotals:
     """Totals of one deployment's prefix cache since its coordinator started.
+
+    Mutable, for the scheduler, which counts; everyone else has a copy.
 
     ``num_admissions`` counts how often a sequence was given cache blocks, which is more than once
     if it was preempted or the stages were replaced. ``num_hits`` admissions found part of their

@@ -1,16 +1,15 @@
 """Blocks that are restored from elsewhere, and those that are told to be stored there."""
 
-from potluck.scheduling.block_cache import BlockCache, PrefixCounters
+from potluck.scheduling.block_cache import BlockCache
 from potluck.scheduling.prefix_index import next_hash, root_hash
 from potluck.scheduling.sequence import SequenceState
+from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, SequenceId
 
 
 def make_cache(num_blocks: int = 8, salt: bytes = b"") -> BlockCache:
-    return BlockCache(
-        num_blocks, is_shared=True, counters=PrefixCounters(), salt=salt, is_stored=True
-    )
+    return BlockCache(num_blocks, is_shared=True, totals=PrefixTotals(), salt=salt, is_stored=True)
 
 
 def make_sequence(number: int, tokens: list[int]) -> SequenceState:
