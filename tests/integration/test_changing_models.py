@@ -21,6 +21,7 @@ from potluck.errors import ModelFileError
 from potluck.loading import PackedCache
 from potluck.local.loading import load_stages, plan_load
 from potluck.local.units import find_unit
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 
@@ -158,6 +159,10 @@ class Channel:
             quantization=Quantization.NONE,
             is_mapped=False,
             num_bytes=1,
+            device_bytes=0,
+            has_embedding=True,
+            has_head=True,
+            arithmetic=Arithmetic.EXACT,
         )
         identity = Identity(
             node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""

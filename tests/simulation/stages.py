@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
+import msgspec
 from simulation.history import History, next_token, score
 from simulation.network import Network, Process
 from support.scheduling.stateful_pipeline import State, state_after
@@ -163,25 +164,8 @@ class Worker:
 
     def held(self) -> HeldStage:
         """As its node reports it."""
-        spec = self.spec
-        return HeldStage(
-            deployment=spec.deployment,
-            epoch=spec.epoch if self.epoch is None else self.epoch,
-            unit_id=spec.unit_id,
-            start_layer=spec.start_layer,
-            end_layer=spec.end_layer,
-            has_embedding=spec.start_layer == 0,
-            has_head=spec.end_layer == NUM_LAYERS,
-            context_tokens=spec.context_tokens,
-            num_blocks=spec.num_blocks,
-            num_states=spec.num_states,
-            part=spec.part,
-            quantization=spec.quantization,
-            arithmetic=spec.arithmetic,
-            is_mapped=spec.is_mapped,
-            num_bytes=spec.num_bytes,
-            device_bytes=spec.device_bytes,
-        )
+        epoch = self.spec.epoch if self.epoch is None else self.epoch
+        return msgspec.structs.replace(self.spec, epoch=epoch).held
 
     @property
     def is_sampling(self) -> bool:

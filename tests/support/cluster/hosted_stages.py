@@ -29,6 +29,7 @@ from potluck.engines.backends import BACKENDS
 from potluck.engines.native.engine import available_isas
 from potluck.errors import PotluckError
 from potluck.scheduling.frame_limits import edge_limits
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendSpec
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -86,6 +87,10 @@ def stage_specs(
             quantization=Quantization.NONE,
             is_mapped=is_mapped,
             num_bytes=10_000_000,
+            device_bytes=0,
+            has_embedding=start == 0,
+            has_head=end == NUM_LAYERS,
+            arithmetic=Arithmetic.EXACT,
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]

@@ -160,6 +160,10 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         quantization=size.quantization,
         is_mapped=False,
         num_bytes=memory.total_bytes,
+        device_bytes=0,
+        has_embedding=False,
+        has_head=False,
+        arithmetic=Arithmetic.EXACT,
     )
     load = Load(
         spec=spec,

@@ -67,7 +67,7 @@ async def load_stages(
 
 def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSpec:
     """Return what the worker of one stage of ``record`` has to load."""
-    stage = record.stages[index]
+    stage, shard = record.stages[index], record.shard(index)
     manifest = record.status.files.manifest_for(stage.node_id)
     return StageSpec(
         deployment=record.deployment,
@@ -76,8 +76,10 @@ def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSp
         num_stages=len(record.stages),
         unit_id=stage.unit_id,
         model=record.spec.model,
-        start_layer=stage.start_layer,
-        end_layer=stage.end_layer,
+        start_layer=shard.start_layer,
+        end_layer=shard.end_layer,
+        has_embedding=shard.has_embedding,
+        has_head=shard.has_head,
         context_tokens=size.context_tokens,
         num_blocks=size.num_blocks,
         num_states=size.num_states,
@@ -87,7 +89,7 @@ def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSp
         is_mapped=bool(stage.memory.mapped),
         arithmetic=size.arithmetic,
         cache_disk_bytes=record.spec.cache_disk_bytes,
-        part=stage.part,
+        part=shard.part,
         num_bytes=stage.memory.host_bytes,
         device_bytes=stage.memory.device_bytes,
         files=None

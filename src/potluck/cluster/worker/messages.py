@@ -12,11 +12,8 @@ import msgspec
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import RoutedConnections
-from potluck.types.arithmetic import Arithmetic
-from potluck.types.choices import Quantization
-from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.cluster import Epoch, NodeId
 from potluck.types.content import Manifest, Transfer
-from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.speed import StepTime
@@ -73,101 +70,44 @@ class StageFiles(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = True
 
 
-class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a deployment: what a worker has to load.
+class StageSpec(HeldStage, frozen=True, kw_only=True):
+    """One stage of a deployment: what a worker has to load, and holds then.
 
-    ``index`` counts the stages from 0. ``unit_id`` is a unit of the node that receives this.
-    ``model`` is MODEL as every node of the plan can read it. ``num_bytes`` is the host memory that
-    the plan has counted for it, without mapped weights, ``device_bytes`` that of the unit's own
-    memory. It is computed in ``arithmetic``, or refused. With ``cache_disk_bytes``, cache blocks
-    are stored on disk, up to this size (see ``BlockStore``). ``num_states`` is the number of state
-    slots; 0 for a model without state. With ``part`` it is the part of a group member, whose stages
-    have consecutive indices, the leader's first. With ``files`` the model is read by content from
-    the sources that they name, and otherwise from ``model`` on the node itself.
+    ``index`` counts the stages from 0; the members of a group have consecutive indices, the
+    leader's first. ``unit_id`` is a unit of the node that receives this. ``model`` is MODEL as
+    every node of the plan can read it. ``num_bytes`` is the host memory that the plan has counted
+    for it, without mapped weights. It is computed in ``arithmetic``, or refused. With
+    ``cache_disk_bytes``, cache blocks are stored on disk, up to this size (see ``BlockStore``).
+    With ``files`` the model is read by content from the sources that they name, and otherwise from
+    ``model`` on the node itself.
     """
 
-    deployment: DeploymentId
-    epoch: Epoch
     index: int
     num_stages: int
-    unit_id: UnitId
     model: str
-    start_layer: int
-    end_layer: int
-    context_tokens: int
-    num_blocks: int
     max_step_tokens: int
     max_step_sequences: int
-    quantization: Quantization
-    is_mapped: bool
-    num_bytes: int
-    device_bytes: int = 0
-    arithmetic: Arithmetic = Arithmetic.EXACT
     cache_disk_bytes: int = 0
-    num_states: int = 0
-    part: GroupPart | None = None
     files: StageFiles | None = None
-
-    @property
-    def has_embedding(self) -> bool:
-        """Return whether it is the first stage, or a member of the first group."""
-        return self._group_start == 0
-
-    @property
-    def has_head(self) -> bool:
-        """Return whether it is the last stage, or a member of the last group."""
-        size = 1 if self.part is None else len(self.part.shares)
-        return self._group_start + size == self.num_stages
-
-    @property
-    def _group_start(self) -> int:
-        return self.index - (0 if self.part is None else self.part.member)
 
     @property
     def held(self) -> HeldStage:
         """Return what a worker holds that has loaded this stage."""
-        return HeldStage(
-            deployment=self.deployment,
-            epoch=self.epoch,
-            unit_id=self.unit_id,
-            start_layer=self.start_layer,
-            end_layer=self.end_layer,
-            has_embedding=self.has_embedding,
-            has_head=self.has_head,
-            context_tokens=self.context_tokens,
-            num_blocks=self.num_blocks,
-            num_states=self.num_states,
-            part=self.part,
-            quantization=self.quantization,
-            arithmetic=self.arithmetic,
-            is_mapped=self.is_mapped,
-            num_bytes=self.num_bytes,
-            device_bytes=self.device_bytes,
-        )
+        names = HeldStage.__struct_fields__
+        return HeldStage(**{name: getattr(self, name) for name in names})
 
-    def is_same_holding(self, other: StageSpec) -> bool:
+    def is_same_holding(self, other: HeldStage) -> bool:
         """Return whether a worker that has loaded this stage has thereby loaded ``other``.
 
         The epoch, the place in the plan, the plan's counts and the source of the bytes do not
         matter.
         """
-        return self._holding == other._holding
-
-    @property
-    def _holding(self) -> tuple[bool, bool, StageSpec]:
-        alike = msgspec.structs.replace(
-            self,
-            epoch=_NO_EPOCH,
-            index=0,
-            num_stages=0,
-            num_bytes=0,
-            device_bytes=0,
-            files=None,
+        if not isinstance(other, StageSpec):
+            return False
+        placed = msgspec.structs.replace(
+            other, index=self.index, num_stages=self.num_stages, files=self.files
         )
-        return self.has_embedding, self.has_head, alike
-
-
-_NO_EPOCH = Epoch(number=0, coordinator=NodeId(""))
+        return super().is_same_holding(placed)
 
 
 class EdgeRoute(msgspec.Struct, frozen=True, kw_only=True):

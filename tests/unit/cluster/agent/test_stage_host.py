@@ -41,6 +41,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.engines.backends import BACKENDS
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -66,6 +67,10 @@ SPEC = StageSpec(
     quantization=Quantization.NONE,
     is_mapped=False,
     num_bytes=1000,
+    device_bytes=0,
+    has_embedding=True,
+    has_head=True,
+    arithmetic=Arithmetic.EXACT,
 )
 LOADED = Loaded(host="h", port=1, memory=a_plan(), read_bytes=1, seconds=0.5, mapped_file=None)
 
@@ -260,7 +265,7 @@ def test_a_worker_is_kept_for_the_same_stage_of_a_higher_epoch(make_host: MakeHo
     run_in_virtual_time(run())
 
 
-MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4)
+MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4, has_embedding=False, has_head=False)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +273,8 @@ MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4)
     [
         ({"index": 2}, True),
         ({"num_stages": 3}, True),
-        ({"index": 0}, False),  # has the embedding as well
-        ({"index": 3}, False),  # has the head as well
+        ({"index": 0, "has_embedding": True}, False),
+        ({"index": 3, "has_head": True}, False),
         ({"end_layer": 2}, False),
         ({"num_blocks": 5}, False),
         ({"quantization": Quantization.Q8_0}, False),

@@ -29,6 +29,7 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.engines.backends import native_unit
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.unit import Fault
@@ -51,6 +52,10 @@ LOAD = Load(
         quantization=Quantization.NONE,
         is_mapped=False,
         num_bytes=1,
+        device_bytes=0,
+        has_embedding=True,
+        has_head=True,
+        arithmetic=Arithmetic.EXACT,
     ),
     unit=native_unit(),
     device_free_bytes=None,
