@@ -19,7 +19,7 @@ from simulation.history import History, next_token, score
 from simulation.network import Network, Process
 from support.scheduling.stateful_pipeline import State, state_after
 
-from potluck.cluster.agent.stage_calls import report_lost
+from potluck.cluster.agent.deployment_calls import report_lost
 from potluck.cluster.calls import (
     ConnectStage,
     ReleaseStages,

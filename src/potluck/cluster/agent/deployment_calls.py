@@ -1,11 +1,13 @@
-"""Calls about deployments: their records, and requests to their coordinators."""
+"""Calls about deployments: records, requests to coordinators, and the stages of this node."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 
 from potluck.cluster.agent.coordination import Coordination
+from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.calls import (
     AskCoordinatorView,
@@ -20,22 +22,33 @@ from potluck.cluster.calls import (
     RebalanceAnswer,
     RetireDeployment,
     StageLost,
+    Stalled,
+    StartEvent,
     unpack_record,
 )
-from potluck.cluster.membership import MethodTable
+from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.methods import (
+    ABANDON_STAGE,
+    CHECK_STAGES,
     CLAIM,
+    CONNECT_STAGE,
     CONTINUE_WITHOUT,
     COORDINATOR_VIEW,
+    END_STAGES,
     METRICS,
     PUT,
     REBALANCE,
+    RELEASE_STAGES,
     REMOVE,
     RETIRE,
     STAGE_LOST,
+    STAGE_STATS,
+    START_STAGE,
+    STOP_STAGES,
     TAKE_OVER,
 )
-from potluck.errors import MovedError
+from potluck.cluster.worker.messages import StageSpec
+from potluck.errors import CallError, MovedError, StalledError
 from potluck.types.gateway import ModelMetrics
 
 _TELL_SECONDS = 2.0
@@ -117,3 +130,30 @@ class DeploymentCalls:
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+
+async def report_lost(membership: Membership, lost: StageLost) -> None:
+    """Tell the coordinator that a stage of this node exited unexpectedly."""
+    with suppress(CallError):  # the coordinator itself is lost: its successor makes a new plan
+        await STAGE_LOST.call(membership, lost.epoch.coordinator, lost)
+
+
+def serve_stages(stages: StageHost, table: MethodTable) -> None:
+    """Answer calls about the stages, in the agent's event loop."""
+
+    async def start(spec: StageSpec) -> AsyncGenerator[StartEvent, None]:
+        try:
+            async with aclosing(stages.start(spec)) as events:
+                async for event in events:
+                    yield event
+        except StalledError as error:
+            yield Stalled(message=error.message)
+
+    START_STAGE.serve(table, start)
+    CONNECT_STAGE.serve(table, stages.connect)
+    STOP_STAGES.serve(table, stages.stop)
+    END_STAGES.serve(table, stages.end)
+    RELEASE_STAGES.serve(table, stages.release)
+    STAGE_STATS.serve(table, stages.stats)
+    CHECK_STAGES.serve(table, stages.check)
+    ABANDON_STAGE.serve(table, stages.abandon)

@@ -7,16 +7,19 @@ when one of its units fails or recovers.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
 from potluck.cluster.agent.deployment_history import DeploymentHistory
-from potluck.cluster.agent.event_log import EventLog
 from potluck.cluster.agent.node_history import NodeHistory
 from potluck.cluster.background import Spawn
 from potluck.cluster.calls import UnitChange
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.methods import FAREWELL, UNIT_CHANGED
 from potluck.types.cluster import NodeId, UnitId
-from potluck.types.cluster_events import EventKind
+from potluck.types.cluster_events import ClusterEvent, EventContent, EventKind
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport
 from potluck.uname import host_name
@@ -27,6 +30,47 @@ _ENDS = {
     EventKind.LEFT: "left",
     EventKind.LOST: "was lost: it stopped, or can no longer be reached",
 }
+
+
+KEPT_EVENTS = 500
+MAX_MESSAGE_CHARACTERS = 1000
+"""The longest message; reasons come from other nodes, and the log holds ``KEPT_EVENTS`` of them."""
+
+_IDS_PER_SECOND = 1000
+"""More event ids per second than an agent uses on average, so that ids increase across restarts."""
+
+
+class EventLog:
+    """The numbered log of the last events in the cluster, as noticed by this node.
+
+    Every event is passed to ``listeners``, which must not raise. ``clock`` returns seconds since
+    1970. For use in the agent's event loop.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.listeners: set[Callable[[ClusterEvent], None]] = set()
+        self._clock = clock
+        self._next_id = int(clock()) * _IDS_PER_SECOND
+        self._events: deque[ClusterEvent] = deque(maxlen=KEPT_EVENTS)
+
+    def add(self, what: EventContent) -> None:
+        """Log an event that happened now."""
+        if len(what.message) > MAX_MESSAGE_CHARACTERS:
+            what = replace(what, message=what.message[: MAX_MESSAGE_CHARACTERS - 1] + "…")
+        event = ClusterEvent(event_id=self._next_id, time=self._clock(), what=what)
+        self._next_id += 1
+        self._events.append(event)
+        for listener in list(self.listeners):
+            listener(event)
+
+    def after(self, event_id: int | None) -> tuple[ClusterEvent, ...]:
+        """Return the events after the given one, or all that are kept; oldest first.
+
+        Also returns all if the given id is in the future, because this node's clock was set back.
+        """
+        if event_id is None or event_id >= self._next_id:
+            return tuple(self._events)
+        return tuple(each for each in self._events if each.event_id > event_id)
 
 
 class History:

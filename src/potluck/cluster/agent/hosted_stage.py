@@ -1,4 +1,4 @@
-"""A stage that a worker of this node loads, holds or computes."""
+"""The stages on a node, which epochs it obeys, and how stages have crashed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import psutil
 
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.worker_process import WorkerProcess
+from potluck.cluster.calls import StageEnds, StageScope
 from potluck.cluster.worker.messages import Loaded, StageSpec, Stats
-from potluck.errors import PotluckError
-from potluck.types.cluster import DeploymentId, UnitId
+from potluck.errors import EngineError, PotluckError
+from potluck.types.cluster import DeploymentId, Epoch, UnitId
 from potluck.types.held_stage import HeldStage
 
 STATS_SECONDS = 1.0
@@ -82,3 +83,62 @@ async def stats_of(worker: WorkerProcess, seconds: float = STATS_SECONDS) -> Sta
         async with asyncio.timeout(seconds):
             return await worker.stats()
     return None
+
+
+class StageCrashes:
+    """The latest crash of each stage, until its coordinator asks. For the agent's event loop."""
+
+    def __init__(self) -> None:
+        self._crashes: dict[tuple[DeploymentId, int], tuple[Epoch, str]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of crashes not yet reported."""
+        return len(self._crashes)
+
+    def note(self, spec: StageSpec, line: str) -> None:
+        """Record that a stage crashed, with a line that describes how."""
+        self._crashes[spec.deployment, spec.index] = (spec.epoch, line)
+
+    def take(self, scope: StageScope) -> StageEnds:
+        """Return the crashes of an epoch, and drop them and those of lower epochs."""
+        known = [key for key in self._crashes if key[0] == scope.deployment]
+        crashes = [self._crashes.pop(key) for key in known if self._crashes[key][0] <= scope.epoch]
+        return StageEnds(crashes=tuple(line for epoch, line in crashes if epoch == scope.epoch))
+
+
+class EpochsInForce:
+    """The epochs of each deployment that a node obeys. Pure; grows with each deployment.
+
+    These are the highest epoch seen in use, and the highest that has ended.
+    """
+
+    def __init__(self) -> None:
+        self._highest: dict[DeploymentId, Epoch] = {}
+        self._ended: dict[DeploymentId, Epoch] = {}
+
+    def observe(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """Record that ``epoch`` is in use; lower ones are over."""
+        highest = self._highest.get(deployment)
+        if highest is None or highest < epoch:
+            self._highest[deployment] = epoch
+
+    def end(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """Record that ``epoch`` and lower ones are over."""
+        ended = self._ended.get(deployment)
+        if ended is None or ended < epoch:
+            self._ended[deployment] = epoch
+
+    def is_over(self, deployment: DeploymentId, epoch: Epoch) -> bool:
+        """Return whether ``epoch`` is over."""
+        highest, ended = self._highest.get(deployment), self._ended.get(deployment)
+        return (highest is not None and epoch < highest) or (ended is not None and epoch <= ended)
+
+    def has_higher(self, deployment: DeploymentId, epoch: Epoch) -> bool:
+        """Return whether a higher epoch than ``epoch`` was seen in use."""
+        highest = self._highest.get(deployment)
+        return highest is not None and epoch < highest
+
+    def check(self, deployment: DeploymentId, epoch: Epoch) -> None:
+        """Raise ``EngineError`` if ``epoch`` is over."""
+        if self.is_over(deployment, epoch):
+            raise EngineError(f"epoch {epoch.number} of {deployment} is over")

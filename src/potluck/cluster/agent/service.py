@@ -24,7 +24,7 @@ from potluck.cache_folder import hub_cache_folder
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.coordinator_views import CoordinatorViews
-from potluck.cluster.agent.deployment_calls import DeploymentCalls
+from potluck.cluster.agent.deployment_calls import DeploymentCalls, report_lost, serve_stages
 from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.edge_routes import edge_routes
 from potluck.cluster.agent.hardware import Hardware
@@ -46,7 +46,6 @@ from potluck.cluster.agent.own_address import OwnAddress
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls
-from potluck.cluster.agent.stage_calls import report_lost, serve_stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.takeover import Takeovers

@@ -19,12 +19,17 @@ from typing import Any, Protocol
 import msgspec
 
 from potluck.catalog import check_manifest
-from potluck.cluster.agent.epochs_in_force import EpochsInForce
-from potluck.cluster.agent.hosted_stage import STATS_SECONDS, HostedStage, memory_of, stats_of
+from potluck.cluster.agent.hosted_stage import (
+    STATS_SECONDS,
+    EpochsInForce,
+    HostedStage,
+    StageCrashes,
+    memory_of,
+    stats_of,
+)
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
 from potluck.cluster.agent.stage_checks import check_worker
-from potluck.cluster.agent.stage_crashes import StageCrashes
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes

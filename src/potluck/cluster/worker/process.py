@@ -6,11 +6,13 @@ unexpected happens. When an edge closes, it keeps its weights and waits for the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import signal
 import socket
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -21,13 +23,14 @@ from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.trust.connection_sources import HandedConnections
 from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.control import ControlChannel
 from potluck.cluster.worker.loading import LoadedShare, load_for
 from potluck.cluster.worker.messages import (
+    LENGTH,
     Connect,
     Disconnect,
     EdgeRoute,
     Failed,
+    FromWorker,
     Listen,
     Listening,
     Load,
@@ -36,6 +39,10 @@ from potluck.cluster.worker.messages import (
     Progress,
     Report,
     Stats,
+    ToWorker,
+    checked_length,
+    decode_to_worker,
+    encode,
 )
 from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.cluster.worker.watch import CallWatch
@@ -53,6 +60,45 @@ _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _FETCHING_REPORT_SECONDS = 0.25
+
+
+class ControlChannel:
+    """The worker's end of the socket pair: blocking, with one reader and any number of writers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._writing = threading.Lock()
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message. It is not an error if the agent has exited: its worker ends anyway."""
+        with self._writing:
+            try:
+                self._connection.sendall(encode(message))
+            except OSError:
+                return
+
+    def receive(self) -> ToWorker | None:
+        """Return the next message; None once the agent has exited, and after ``stop_receiving``."""
+        first = self._connection.recv(1)
+        if not first:
+            return None
+        prefix = first + self._read(LENGTH.size - 1)
+        message: ToWorker = decode_to_worker(self._read(checked_length(prefix)))
+        return message
+
+    def stop_receiving(self) -> None:
+        """End a ``receive`` that waits in another thread, and make all later ones return None."""
+        with contextlib.suppress(OSError):  # the agent has exited
+            self._connection.shutdown(socket.SHUT_RD)
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
+            part = self._connection.recv(num_bytes - len(data))
+            if not part:
+                raise EOFError("the agent closed the channel in the middle of a message")
+            data += part
+        return bytes(data)
 
 
 def run_worker(descriptor: int, agent_pid: int, transfer_descriptor: int | None = None) -> int:

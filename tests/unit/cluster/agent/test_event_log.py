@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.cluster.agent.event_log import KEPT_EVENTS, MAX_MESSAGE_CHARACTERS, EventLog
+from potluck.cluster.agent.history import KEPT_EVENTS, MAX_MESSAGE_CHARACTERS, EventLog
 from potluck.types.cluster_events import ClusterEvent, EventContent, EventKind
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.agent.latest_reports import LatestReports
+from potluck.cluster.agent.gateway import LatestReports
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport
