@@ -87,6 +87,65 @@ class _WaitingSequence:
     error: PotluckError | None = None
 
 
+class _Deliveries:
+    """Passes updates from the dispatcher's threads on to the sequences, in the event loop.
+
+    ``tell`` is called there for each sequence that has tokens or an error. ``totals`` counts
+    generated tokens; scores of a prompt and vectors do not count.
+    """
+
+    def __init__(
+        self, tell: Callable[[_WaitingSequence], None], clock: Callable[[], float]
+    ) -> None:
+        self.totals = GenerationTotals()
+        self._tell = tell
+        self._clock = clock
+        self._waiting: deque[tuple[_WaitingSequence, Update]] = deque()
+        self._is_due = False
+
+    def add(
+        self, loop: asyncio.AbstractEventLoop, waiting: _WaitingSequence, update: Update
+    ) -> None:
+        """Pass an update on to the loop, from any thread. The updates of one step wake it once."""
+        self._waiting.append((waiting, update))
+        if self._is_due:
+            return  # the loop will find what was appended before it is told otherwise
+        self._is_due = True
+        try:
+            loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed: there is no one left to notify
+            self._is_due = False
+            self._waiting.clear()
+
+    def _deliver(self) -> None:
+        self._is_due = False
+        given: list[_WaitingSequence] = []
+        while self._waiting:
+            waiting, update = self._waiting.popleft()
+            if isinstance(update, PotluckError):
+                waiting.error = update
+            else:
+                waiting.num_cached_tokens += update.num_cached_tokens
+                waiting.tokens.append(update.token)
+                self._count(waiting, update.token)
+            if waiting.error is not None or len(waiting.tokens) == 1:
+                given.append(waiting)
+        for waiting in given:
+            self._tell(waiting)
+
+    def _count(self, waiting: _WaitingSequence, token: CommittedToken) -> None:
+        num_prompt_tokens = len(waiting.request.prompt_tokens)
+        if token.vector is not None or token.position < num_prompt_tokens:
+            return
+        totals, is_first = self.totals, token.position == num_prompt_tokens
+        self.totals = GenerationTotals(
+            num_tokens=totals.num_tokens + 1,
+            num_first_tokens=totals.num_first_tokens + is_first,
+            first_token_seconds=totals.first_token_seconds
+            + (self._clock() - waiting.arrived_at if is_first else 0.0),
+        )
+
+
 class Answering:
     """Accepts requests at any time until ``end`` or ``move``, and computes them while attached.
 
@@ -125,23 +184,15 @@ class Answering:
         self._on_over: OnOver | None = None
         self._pipeline: RemotePipeline | None = None
         self._waiting: dict[SequenceId, _WaitingSequence] = {}
-        self._undelivered: deque[tuple[_WaitingSequence, Update]] = deque()
-        self._is_delivering = False
+        self._deliveries = _Deliveries(self._tell, clock)
         self._lost_at: float | None = clock()  # None while attached
         self._ended: PotluckError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._num_tokens = 0
-        self._num_first_tokens = 0
-        self._first_token_seconds = 0.0
 
     @property
     def generated(self) -> GenerationTotals:
         """Return what sequences have generated so far, over all epochs."""
-        return GenerationTotals(
-            num_tokens=self._num_tokens,
-            num_first_tokens=self._num_first_tokens,
-            first_token_seconds=self._first_token_seconds,
-        )
+        return self._deliveries.totals
 
     @property
     def load(self) -> Load:
@@ -235,7 +286,7 @@ class Answering:
         for sequence_id, request in self._dispatcher.live:
             state = self._suspects.state(request, now)
             if state is SuspectState.REFUSED:
-                self._dispatcher.fail(sequence_id, self._refusal())
+                self._dispatcher.fail(sequence_id, _refusal(self.model_id))
             elif state is SuspectState.SUSPECT:
                 self._dispatcher.set_alone(sequence_id)
                 if sequence_id in self._waiting:
@@ -295,15 +346,24 @@ class Answering:
         """
         if self._ended is not None:
             raise self._ended
-        self._check(request, continuation)
+        _check(
+            request,
+            continuation,
+            model_id=self.model_id,
+            vocab_size=self._vocab_size,
+            has_logits=self._has_logits,
+        )
         self._require_room(continuation)
-        is_suspect = self._require_not_refused(request) is SuspectState.SUSPECT
+        state = self._suspects.state(request, self._clock())
+        if state is SuspectState.REFUSED:
+            raise _refusal(self.model_id)
+        is_suspect = state is SuspectState.SUSPECT
         waiting = _WaitingSequence(
             request=request, on_update=on_update, arrived_at=self._clock(), is_suspect=is_suspect
         )
         waiting.sequence_id = sequence_id = self._dispatcher.add(
             request,
-            partial(self._deliver, asyncio.get_running_loop(), waiting),
+            partial(self._deliveries.add, asyncio.get_running_loop(), waiting),
             continuation=continuation,
             is_alone=is_suspect,
         )
@@ -321,46 +381,6 @@ class Answering:
         delivered.
         """
         return self._waiting.pop(waiting.sequence_id, None) is not None
-
-    def _deliver(
-        self, loop: asyncio.AbstractEventLoop, waiting: _WaitingSequence, update: Update
-    ) -> None:
-        """Pass an update on to the loop, from any thread. The updates of one step wake it once."""
-        self._undelivered.append((waiting, update))
-        if self._is_delivering:
-            return  # the loop will find what was appended before it is told otherwise
-        self._is_delivering = True
-        try:
-            loop.call_soon_threadsafe(self._deliver_all)
-        except RuntimeError:  # the loop is closed: there is no one left to notify
-            self._is_delivering = False
-            self._undelivered.clear()
-
-    def _deliver_all(self) -> None:
-        self._is_delivering = False
-        given: list[_WaitingSequence] = []
-        while self._undelivered:
-            waiting, update = self._undelivered.popleft()
-            if isinstance(update, PotluckError):
-                waiting.error = update
-            else:
-                waiting.num_cached_tokens += update.num_cached_tokens
-                waiting.tokens.append(update.token)
-                self._count(waiting, update.token)
-            if waiting.error is not None or len(waiting.tokens) == 1:
-                given.append(waiting)
-        for waiting in given:
-            self._tell(waiting)
-
-    def _count(self, waiting: _WaitingSequence, token: CommittedToken) -> None:
-        """Count a generated token; scores of a prompt and vectors do not count."""
-        num_prompt_tokens = len(waiting.request.prompt_tokens)
-        if token.vector is not None or token.position < num_prompt_tokens:
-            return
-        self._num_tokens += 1
-        if token.position == num_prompt_tokens:
-            self._num_first_tokens += 1
-            self._first_token_seconds += self._clock() - waiting.arrived_at
 
     def _tell(self, waiting: _WaitingSequence) -> None:
         tokens, waiting.tokens = tuple(waiting.tokens), []
@@ -423,39 +443,40 @@ class Answering:
                 retry_after_seconds=self._retry_after(),
             )
 
-    def _require_not_refused(self, request: SequenceRequest) -> SuspectState:
-        state = self._suspects.state(request, self._clock())
-        if state is SuspectState.REFUSED:
-            raise self._refusal()
-        return state
 
-    def _refusal(self) -> RefusedRequestError:
-        return RefusedRequestError(
-            f"this request has twice crashed {self.model_id}, and is refused",
-            hint="do not send it again; see the log of the coordinator's agent",
+def _refusal(model_id: str) -> RefusedRequestError:
+    return RefusedRequestError(
+        f"this request has twice crashed {model_id}, and is refused",
+        hint="do not send it again; see the log of the coordinator's agent",
+    )
+
+
+def _check(
+    request: SequenceRequest,
+    continuation: Continuation,
+    *,
+    model_id: str,
+    vocab_size: int,
+    has_logits: bool,
+) -> None:
+    """Raise ``ParameterError`` for a request that a model cannot compute."""
+    validate_sampling(request.sampling, vocab_size)
+    prompt = request.prompt_tokens
+    if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise ParameterError("prompt", f"prompt token ids must be from 0 to {vocab_size - 1}")
+    if (request.max_new_tokens or 0) < 0 or request.generates_nothing:
+        raise ParameterError("max_tokens", "at least one token must be requested")
+    if request.pooling is not None and (request.max_new_tokens != 0 or request.num_scores):
+        raise ParameterError("pooling", "a pooled sequence cannot have tokens or scores")
+    if request.pooling is None and not has_logits:
+        raise ParameterError(
+            "model",
+            f"{model_id} has no language-model head: it produces vectors, not text",
+            hint="use /v1/embeddings or /v1/rerank with this model",
         )
-
-    def _check(self, request: SequenceRequest, continuation: Continuation) -> None:
-        vocab_size = self._vocab_size
-        validate_sampling(request.sampling, vocab_size)
-        prompt = request.prompt_tokens
-        if not prompt or min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise ParameterError("prompt", f"prompt token ids must be from 0 to {vocab_size - 1}")
-        if (request.max_new_tokens or 0) < 0 or request.generates_nothing:
-            raise ParameterError("max_tokens", "at least one token must be requested")
-        if request.pooling is not None and (request.max_new_tokens != 0 or request.num_scores):
-            raise ParameterError("pooling", "a pooled sequence cannot have tokens or scores")
-        if request.pooling is None and not self._has_logits:
-            raise ParameterError(
-                "model",
-                f"{self.model_id} has no language-model head: it produces vectors, not text",
-                hint="use /v1/embeddings or /v1/rerank with this model",
-            )
-        if not all(0 <= token < vocab_size for token in continuation.output_tokens):
-            raise ParameterError("continuation", f"token ids must be from 0 to {vocab_size - 1}")
-        if not all(0 <= token < vocab_size for token in request.prediction):
-            raise ParameterError("prediction", f"token ids must be from 0 to {vocab_size - 1}")
-        if request.grammar is not None and len(request.grammar.encode()) > MAX_GRAMMAR_BYTES:
-            raise ParameterError(
-                "grammar", f"a grammar may have at most {MAX_GRAMMAR_BYTES:,} bytes"
-            )
+    if not all(0 <= token < vocab_size for token in continuation.output_tokens):
+        raise ParameterError("continuation", f"token ids must be from 0 to {vocab_size - 1}")
+    if not all(0 <= token < vocab_size for token in request.prediction):
+        raise ParameterError("prediction", f"token ids must be from 0 to {vocab_size - 1}")
+    if request.grammar is not None and len(request.grammar.encode()) > MAX_GRAMMAR_BYTES:
+        raise ParameterError("grammar", f"a grammar may have at most {MAX_GRAMMAR_BYTES:,} bytes")

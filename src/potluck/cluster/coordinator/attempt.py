@@ -125,40 +125,8 @@ class Attempt:
             max_steps_in_flight=self._steps_in_flight,
             has_prefix_cache=self.record.spec.prefix_cache,
             target_step_seconds=self.record.spec.target_step_ms / 1000,
-            disk_salt=self._disk_salt,
+            disk_salt=_disk_salt(self.record, self._kept_blocks, self._fingerprint),
         )
-
-    @property
-    def _disk_salt(self) -> bytes | None:
-        """Return what determines the content of cache blocks apart from tokens, if all stages store
-        them.
-
-        This includes what the stages before a stage compute, which the node of a stage does not
-        know.
-        """
-        record = self.record
-        if not self._wants_disk or not record.stages or self._stage_without_disk is not None:
-            return None
-        stages = [
-            (stage.start_layer, stage.end_layer, self._kept_blocks[index], stage.part)
-            for index, stage in enumerate(record.stages)
-        ]
-        model = (
-            self._fingerprint.digest,
-            self._fingerprint.weights,
-            record.status.plan.quantization,
-        )
-        return msgspec.msgpack.encode((model, stages))
-
-    @property
-    def _wants_disk(self) -> bool:
-        return self.record.spec.cache_disk_bytes > 0 and self.record.spec.prefix_cache
-
-    @property
-    def _stage_without_disk(self) -> StageRecord | None:
-        """Return the first stage that does not store cache blocks on disk, or is not loaded."""
-        stages = enumerate(self.record.stages)
-        return next((stage for index, stage in stages if not self._kept_blocks.get(index)), None)
 
     @property
     def _steps_in_flight(self) -> int:
@@ -292,8 +260,8 @@ class Attempt:
         self._addresses = await load_stages(
             self._around.membership, self.record, self.size, on_progress, loaded, self._progressed
         )
-        without = self._stage_without_disk
-        if self._wants_disk and without is not None:
+        without = _stage_without_disk(self.record, self._kept_blocks)
+        if _wants_disk(self.record) and without is not None:
             _log.warning(
                 "%s stores no cache blocks on disk, because node %s does not",
                 self.record.model_id,
@@ -487,3 +455,35 @@ class Attempt:
         if self._planned is None:
             raise RuntimeError("no plan has been made yet")
         return self._planned
+
+
+def _wants_disk(record: DeploymentRecord) -> bool:
+    return record.spec.cache_disk_bytes > 0 and record.spec.prefix_cache
+
+
+def _stage_without_disk(
+    record: DeploymentRecord, kept_blocks: Mapping[int, str]
+) -> StageRecord | None:
+    """Return the first stage that does not store cache blocks on disk, or is not loaded."""
+    stages = enumerate(record.stages)
+    return next((stage for index, stage in stages if not kept_blocks.get(index)), None)
+
+
+def _disk_salt(
+    record: DeploymentRecord, kept_blocks: Mapping[int, str], fingerprint: ModelFingerprint
+) -> bytes | None:
+    """Return what determines the content of cache blocks apart from tokens, if all stages store
+    them.
+
+    This includes what the stages before a stage compute, which the node of a stage does not know.
+    ``kept_blocks`` has the key of each stage's blocks, by its index.
+    """
+    without = _stage_without_disk(record, kept_blocks)
+    if not _wants_disk(record) or not record.stages or without is not None:
+        return None
+    stages = [
+        (stage.start_layer, stage.end_layer, kept_blocks[index], stage.part)
+        for index, stage in enumerate(record.stages)
+    ]
+    model = (fingerprint.digest, fingerprint.weights, record.status.plan.quantization)
+    return msgspec.msgpack.encode((model, stages))

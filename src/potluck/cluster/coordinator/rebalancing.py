@@ -95,7 +95,7 @@ class Rebalancing:
         self.num_moves = 0
         self.last_gain: float | None = None
         self._deployment = deployment
-        self._publish_note = note
+        self._note = _GainNote(deployment, note)
         self._release = release_unused
         self._steadiness = MoveHistory(
             policy=replace(policy, threshold=deployment.record.spec.rebalance_threshold)
@@ -109,7 +109,6 @@ class Rebalancing:
         self._promising_since: float | None = None
         self._moving: asyncio.Future[str] | None = None
         self._gain = 0.0  # of the move in progress
-        self._noted_gain: float | None = None  # of the plan that the note mentions
         self._paces: Paces = {}  # at the last search
         self._has_joined = False  # a node, which may hold stages, since unused ones were released
 
@@ -169,10 +168,10 @@ class Rebalancing:
         if not failure:
             self.num_moves += 1
             self.last_gain = self._gain
-            self._note(f"moved to a plan that is predicted to be {_faster(self._gain)}")
+            self._note.say(f"moved to a plan that is predicted to be {_faster(self._gain)}")
         else:
-            self._note(f"a move to another plan was abandoned: {failure}")
-        self._noted_gain = None
+            self._note.say(f"a move to another plan was abandoned: {failure}")
+        self._note.gain = None
         if self._is_serving and self._is_automatic:
             self._search_in(max(self._policy.settle_seconds, self._steadiness.cool_at(now) - now))
         if moving is not None and not moving.done():
@@ -291,7 +290,7 @@ class Rebalancing:
             return
         if alternative is not None:
             self._conclude(alternative)
-        is_promising = self._promising_since is not None or self._noted_gain is not None
+        is_promising = self._promising_since is not None or self._note.gain is not None
         is_settled = self._steadiness.next_settled_at(self._clock()) is None
         if is_settled and not is_promising:
             await self._release_unused()
@@ -312,17 +311,17 @@ class Rebalancing:
             self._search_in(settled_at - now)
         if is_in_force(alternative.planned, record.stages):
             self._promising_since = None
-            self._forget_note()
+            self._note.forget()
             return
         judged, cost = self._judge(alternative)
         if not judged.pays:
             self._promising_since = None
             if judged.net_gain < judged.bar / 2:
-                self._forget_note()
+                self._note.forget()
             self._search_when_it_pays(judged)
             return
         if record.spec.rebalance is Rebalance.ASK or record.spec.layout:
-            self._note_gain(judged, f"run potluck rebalance {record.model_id} to move it")
+            self._note.say_gain(judged.gain, f"run potluck rebalance {record.model_id} to move it")
             return
         if self._promising_since is None:
             self._promising_since = now
@@ -332,7 +331,7 @@ class Rebalancing:
         )
         if now < wait:
             if wait - now > self._policy.confirm_seconds:
-                self._note_gain(judged, "it will move once the gain has persisted")
+                self._note.say_gain(judged.gain, "it will move once the gain has persisted")
             self._search_in(wait - now)
             return
         _log.warning(
@@ -420,20 +419,31 @@ class Rebalancing:
             )
         return "it moves automatically"
 
-    def _note_gain(self, judged: Judgement, what: str) -> None:
-        if self._noted_gain is None or abs(judged.gain - self._noted_gain) >= _NOTE_STEP:
-            self._note(f"another plan is predicted to be {_faster(judged.gain)}; {what}")
-            self._noted_gain = judged.gain
 
-    def _forget_note(self) -> None:
-        """Clear the note about a plan that is no longer better."""
-        if self._noted_gain is not None:
-            self._noted_gain = None
-            self._note("")
+class _GainNote:
+    """The published note about a better plan, and the gain that it names; None if it names none."""
 
-    def _note(self, note: str) -> None:
+    def __init__(self, deployment: Movable, publish: Callable[[str], None]) -> None:
+        self.gain: float | None = None
+        self._deployment = deployment
+        self._publish = publish
+
+    def say(self, note: str) -> None:
+        """Publish a note, unless it is the current one."""
         if note != self._deployment.record.status.rebalance_note:
-            self._publish_note(note)
+            self._publish(note)
+
+    def say_gain(self, gain: float, what: str) -> None:
+        """Publish the gain of a plan, unless it was published and has hardly changed since."""
+        if self.gain is None or abs(gain - self.gain) >= _NOTE_STEP:
+            self.say(f"another plan is predicted to be {_faster(gain)}; {what}")
+            self.gain = gain
+
+    def forget(self) -> None:
+        """Clear the note about a plan that is no longer better."""
+        if self.gain is not None:
+            self.gain = None
+            self.say("")
 
 
 def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:
