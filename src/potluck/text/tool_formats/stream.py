@@ -44,28 +44,19 @@ _CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 _HEX = re.compile("[0-9a-fA-F]{4}")
 
 
-class CallStream:
-    """The text of one output as parsers read it, and the parts that they produce.
+class TextReader:
+    """The text of one output as parsers read it. The position advances past text that was read.
 
-    ``tool_names`` are the tools that may be called. Use from one thread.
+    Text that is held can be read again. Use from one thread.
     """
 
-    def __init__(self, tool_names: Collection[str]) -> None:
-        self._tool_names = frozenset(tool_names)
+    def __init__(self) -> None:
         self._text = ""
         self._base = 0  # the position of the first character of _text
         self._held_from = 0
         self._position = 0
         self._is_end = False
         self._was_cut = False
-        self._parts: list[OutputPart] = []
-        self._space = ""  # at the end of the available text
-        self._num_calls = 0
-        self._is_after_call = False
-        self._is_call_open = False
-        self._has_named_tool = False  # in the held text
-
-    # Set by the owner of the text.
 
     def add(self, text: str) -> None:
         """Take more text."""
@@ -76,13 +67,6 @@ class CallStream:
         """Note that no more text follows; ``is_cut`` if the output did not end by itself."""
         self._is_end = True
         self._was_cut = is_cut
-
-    def take_parts(self) -> Sequence[OutputPart]:
-        """Return the parts added since the last call."""
-        parts, self._parts = self._parts, []
-        return parts
-
-    # Reading. The position advances past text that was read.
 
     @property
     def position(self) -> int:
@@ -97,6 +81,10 @@ class CallStream:
     def return_to(self, position: int) -> None:
         """Move back to ``position``, which must not precede held text."""
         self._position = position
+
+    def drop_rest(self) -> None:
+        """Drop the held text and everything after it, which belongs to a call that was cut off."""
+        self._position = self._held_from = self._base + len(self._text)
 
     def peek(self) -> Steps[str]:
         """Return the next character without consuming it; empty at the end."""
@@ -248,108 +236,6 @@ class CallStream:
             if not closers:
                 return True
 
-    # Passing on text that was read.
-
-    def read_text(self, marks: Marks, *, may_be_text: bool = True) -> Steps[str]:
-        """Pass on text up to the first of ``marks``; return the mark, or an empty string at the
-        end.
-
-        The mark is held. At the end of an output that was cut, the beginning of a mark is dropped;
-        if it ``may_be_text``, only if it is long or follows a call.
-        """
-        while True:
-            start = self._position - self._base
-            index, mark = marks.find(self._text, start, is_end=self._is_end)
-            if self.is_cut and not mark:
-                begun, _ = marks.find(self._text, start, is_end=False)
-                is_long = len(self._text) - begun >= _LEAST_MARK
-                is_mark = is_long or self._is_after_call or not may_be_text
-                index = begun if is_mark else index
-            self._position = self._base + index
-            self._pass_on_held()
-            self._has_named_tool = False
-            self._position += len(mark)
-            if mark or self._is_end:
-                return mark
-            yield
-
-    def give_up(self, *, may_be_text: bool = False) -> None:
-        """Pass on held text as text, because it is malformed.
-
-        At the end of the output, it is instead more of the arguments of an open call, which was cut
-        off. The beginning of a call that was cut off is dropped; if it ``may_be_text``, only if it
-        names a tool or follows another call.
-        """
-        self._is_call_open = self._is_call_open and self._is_end
-        is_call = self._has_named_tool or self._num_calls > 0 or not may_be_text
-        if self.is_cut and is_call and not self._is_call_open:
-            self.drop_rest()
-        else:
-            self._pass_on_held()
-
-    def is_known(self, name: str) -> bool:
-        """Return whether there is a tool with this name."""
-        self._has_named_tool = name in self._tool_names
-        return self._has_named_tool
-
-    def begin_call(self, name: str) -> None:
-        """Begin a call with the held text."""
-        self._held_from = self._position
-        self._space = ""
-        self._parts.append(ToolCallStart(index=self._num_calls, name=name))
-        self._num_calls += 1
-        self._is_call_open = True
-        self._is_after_call = True
-
-    def argue(self, text: str) -> None:
-        """Pass on more of the arguments, for the held text."""
-        self._held_from = self._position
-        self._argue(text)
-
-    def end_call(self) -> None:
-        """End the call, with the held text."""
-        self._held_from = self._position
-        self._is_call_open = False
-
-    def think(self, text: str) -> None:
-        """Pass on more reasoning, for the held text."""
-        self._held_from = self._position
-        self._parts.append(ReasoningPart(text=text))
-
-    def drop_held(self) -> None:
-        """Drop the held text: it is neither text nor part of a call."""
-        self._held_from = self._position
-
-    def drop_rest(self) -> None:
-        """Drop the held text and everything after it, which belongs to a call that was cut off."""
-        self._position = self._held_from = self._base + len(self._text)
-
-    def finish(self) -> None:
-        """Pass on white space at the end, unless it only follows a call."""
-        if self._space and not self._is_after_call:
-            self._parts.append(TextPart(text=self._space))
-        self._space = ""
-
-    def _pass_on_held(self) -> None:
-        held = self._text[self._held_from - self._base : self._position - self._base]
-        self._held_from = self._position
-        if self._is_call_open:
-            self._argue(held)
-        else:
-            self._say(held)
-
-    def _say(self, text: str) -> None:
-        stripped = text.rstrip()
-        if stripped:
-            self._parts.append(TextPart(text=self._space + stripped))
-            self._space = ""
-            self._is_after_call = False
-        self._space += text[len(stripped) :]
-
-    def _argue(self, text: str) -> None:
-        if text:
-            self._parts.append(ToolCallArguments(index=self._num_calls - 1, text=text))
-
     def _rest(self, max_characters: int) -> str:
         start = self._position - self._base
         return self._text[start : start + max_characters]
@@ -424,3 +310,121 @@ class CallStream:
             return "'"
         self._position += 1
         return "\\\\"  # a literal backslash
+
+
+class CallStream(TextReader):
+    """The text of one output, and the parts that its parsers produce.
+
+    ``tool_names`` are the tools that may be called.
+    """
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        super().__init__()
+        self._tool_names = frozenset(tool_names)
+        self._parts: list[OutputPart] = []
+        self._space = ""  # at the end of the available text
+        self._num_calls = 0
+        self._is_after_call = False
+        self._is_call_open = False
+        self._has_named_tool = False  # in the held text
+
+    def take_parts(self) -> Sequence[OutputPart]:
+        """Return the parts added since the last call."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def read_text(self, marks: Marks, *, may_be_text: bool = True) -> Steps[str]:
+        """Pass on text up to the first of ``marks``; return the mark, or an empty string at the
+        end.
+
+        The mark is held. At the end of an output that was cut, the beginning of a mark is dropped;
+        if it ``may_be_text``, only if it is long or follows a call.
+        """
+        while True:
+            start = self._position - self._base
+            index, mark = marks.find(self._text, start, is_end=self._is_end)
+            if self.is_cut and not mark:
+                begun, _ = marks.find(self._text, start, is_end=False)
+                is_long = len(self._text) - begun >= _LEAST_MARK
+                is_mark = is_long or self._is_after_call or not may_be_text
+                index = begun if is_mark else index
+            self._position = self._base + index
+            self._pass_on_held()
+            self._has_named_tool = False
+            self._position += len(mark)
+            if mark or self._is_end:
+                return mark
+            yield
+
+    def give_up(self, *, may_be_text: bool = False) -> None:
+        """Pass on held text as text, because it is malformed.
+
+        At the end of the output, it is instead more of the arguments of an open call, which was cut
+        off. The beginning of a call that was cut off is dropped; if it ``may_be_text``, only if it
+        names a tool or follows another call.
+        """
+        self._is_call_open = self._is_call_open and self._is_end
+        is_call = self._has_named_tool or self._num_calls > 0 or not may_be_text
+        if self.is_cut and is_call and not self._is_call_open:
+            self.drop_rest()
+        else:
+            self._pass_on_held()
+
+    def is_known(self, name: str) -> bool:
+        """Return whether there is a tool with this name."""
+        self._has_named_tool = name in self._tool_names
+        return self._has_named_tool
+
+    def begin_call(self, name: str) -> None:
+        """Begin a call with the held text."""
+        self._held_from = self._position
+        self._space = ""
+        self._parts.append(ToolCallStart(index=self._num_calls, name=name))
+        self._num_calls += 1
+        self._is_call_open = True
+        self._is_after_call = True
+
+    def argue(self, text: str) -> None:
+        """Pass on more of the arguments, for the held text."""
+        self._held_from = self._position
+        self._argue(text)
+
+    def end_call(self) -> None:
+        """End the call, with the held text."""
+        self._held_from = self._position
+        self._is_call_open = False
+
+    def think(self, text: str) -> None:
+        """Pass on more reasoning, for the held text."""
+        self._held_from = self._position
+        self._parts.append(ReasoningPart(text=text))
+
+    def drop_held(self) -> None:
+        """Drop the held text: it is neither text nor part of a call."""
+        self._held_from = self._position
+
+    def finish(self) -> None:
+        """Pass on white space at the end, unless it only follows a call."""
+        if self._space and not self._is_after_call:
+            self._parts.append(TextPart(text=self._space))
+        self._space = ""
+
+    def _pass_on_held(self) -> None:
+        held = self._text[self._held_from - self._base : self._position - self._base]
+        self._held_from = self._position
+        if self._is_call_open:
+            self._argue(held)
+        else:
+            self._say(held)
+
+    def _say(self, text: str) -> None:
+        stripped = text.rstrip()
+        if stripped:
+            self._parts.append(TextPart(text=self._space + stripped))
+            self._space = ""
+            self._is_after_call = False
+        self._space += text[len(stripped) :]
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._parts.append(ToolCallArguments(index=self._num_calls - 1, text=text))
