@@ -35,7 +35,7 @@ def test_random_traffic(
         folder=tmp_path if is_on_disk else None,
     )
     play(traffic)
-    totals = traffic.scheduler.prefix_totals
+    totals = traffic.scheduler.load.prefix
     assert totals.num_hits > 10, "or this shows nothing"
     assert is_on_disk or not totals.num_restored_tokens
     assert traffic.stages.num_copies > 0
@@ -69,12 +69,12 @@ def test_random_traffic_with_states(
         folder=tmp_path if is_on_disk else None,
     )
     play(traffic)
-    totals = traffic.scheduler.prefix_totals
+    totals = traffic.scheduler.load.prefix
     assert totals.num_checkpoint_hits > 5
     assert totals.num_checkpoint_evictions > 10
     assert traffic.stages.num_state_copies > 10
     assert (totals.num_restored_tokens > 0) is is_on_disk
-    assert traffic.scheduler.state_slots.num_live == 0
+    assert traffic.scheduler.load.states.num_live == 0
 
 
 def play(traffic: Traffic) -> None:
@@ -94,8 +94,8 @@ def play(traffic: Traffic) -> None:
             expected = expected[: len(given)]
         assert given == expected, sequence
     scheduler = traffic.scheduler
-    assert scheduler.num_free_blocks == limits.num_blocks
-    assert scheduler.num_sequences == 0
+    assert scheduler.load.num_free_blocks == limits.num_blocks
+    assert scheduler.load.num_sequences == 0
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -118,7 +118,7 @@ def test_stages_that_follow_read_from_disk_what_was_computed(
         return sequence
 
     def num_restored() -> int:
-        return traffic.scheduler.prefix_totals.num_restored_tokens
+        return traffic.scheduler.load.prefix.num_restored_tokens
 
     first = ask(prompt)
     while len(traffic.given[first]) < 20:

@@ -328,7 +328,7 @@ def check(
         match draws.choices(("add", "form", "complete", "cancel", "restart"), (4, 40, 40, 1, 0.3))[
             0
         ]:
-            case "add" if len(added_requests) < 12 and scheduler.num_sequences < most_live:
+            case "add" if len(added_requests) < 12 and scheduler.load.num_sequences < most_live:
                 request = draws.choice(requests)
                 sequence = scheduler.add(request)
                 added_requests[sequence], got[sequence] = request, []
@@ -348,7 +348,7 @@ def check(
             case _:
                 pass
     num_idle = 0
-    while num_idle < 200 and (scheduler.num_sequences or stages.steps):
+    while num_idle < 200 and (scheduler.load.num_sequences or stages.steps):
         num_idle = 0 if form() or stages.steps else num_idle + 1  # a drafter has no answer yet
         if stages.steps:
             complete()
@@ -359,8 +359,8 @@ def check(
             assert got[sequence] == whole[: len(got[sequence])]
         else:
             assert got[sequence] == whole
-    assert scheduler.num_free_blocks == limits.num_blocks
-    return scheduler.draft_totals, stages.num_skipped
+    assert scheduler.load.num_free_blocks == limits.num_blocks
+    return scheduler.load.drafts, stages.num_skipped
 
 
 def length_of(request: SequenceRequest) -> int:

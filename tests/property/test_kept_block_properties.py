@@ -109,8 +109,8 @@ def test_every_sequence_gets_its_own_text(
             assert got[sequence] == expected[: len(got[sequence])]
         else:
             assert got[sequence] == expected
-    assert scheduler.num_free_blocks == limits.num_blocks
-    assert scheduler.num_sequences == 0
+    assert scheduler.load.num_free_blocks == limits.num_blocks
+    assert scheduler.load.num_sequences == 0
 
 
 def test_long_prompts_are_restored_and_not_computed() -> None:
@@ -145,7 +145,7 @@ def test_long_prompts_are_restored_and_not_computed() -> None:
             step_id, sampled = pipeline.run_oldest()
             tokens += scheduler.complete(step_id, sampled, num_restored=pipeline.num_restored)
         assert [token.token for token in tokens] == expected_tokens(prompt, 1) * num_sequences
-        return pipeline.num_computed, scheduler.prefix_totals.num_restored_tokens
+        return pipeline.num_computed, scheduler.load.prefix.num_restored_tokens
 
     assert computed(1) == (300, 0)
     assert [len(disk) for disk in disks] == [18, 18]

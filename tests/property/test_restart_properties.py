@@ -217,8 +217,8 @@ def test_a_scheduler_that_restarts_commits_every_token_once(
             case ("restart", SchedulerLimits() as others):
                 within, pipeline = others, ToyPipeline()
                 scheduler.restart(others)
-                assert scheduler.num_free_blocks == others.num_blocks
-                assert scheduler.num_waiting == scheduler.num_sequences
+                assert scheduler.load.num_free_blocks == others.num_blocks
+                assert scheduler.load.num_waiting == scheduler.load.num_sequences
             case ("form",):
                 form()
             case ("complete",) if len(pipeline):
@@ -230,8 +230,8 @@ def test_a_scheduler_that_restarts_commits_every_token_once(
             complete()
 
     assert all(each.is_over for number, each in watched.items() if number not in cancelled)
-    assert scheduler.num_free_blocks == within.num_blocks
-    assert scheduler.num_sequences == scheduler.num_steps_in_flight == 0
+    assert scheduler.load.num_free_blocks == within.num_blocks
+    assert scheduler.load.num_sequences == scheduler.num_steps_in_flight == 0
 
 
 class PlayedPipeline:
@@ -392,4 +392,4 @@ def test_a_sequence_can_be_continued_from_every_token(
             for token in scheduler.complete(*pipeline.run_oldest()):
                 sequence.take(token)
         assert sequence.given == expected
-        assert scheduler.num_free_blocks == within.num_blocks
+        assert scheduler.load.num_free_blocks == within.num_blocks

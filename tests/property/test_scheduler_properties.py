@@ -141,6 +141,6 @@ def test_every_sequence_gets_its_own_text_and_all_blocks_come_back(
             assert got[sequence] == expected[: len(got[sequence])]
         else:
             assert got[sequence] == expected
-    assert scheduler.num_free_blocks == limits.num_blocks
-    assert scheduler.num_sequences == 0
+    assert scheduler.load.num_free_blocks == limits.num_blocks
+    assert scheduler.load.num_sequences == 0
     assert drafts is None or all(drafter.is_closed for drafter in drafts.opened)

@@ -33,8 +33,8 @@ Given = tuple[int, float | None]
 
 
 def check_slots(scheduler: Scheduler, limits: SchedulerLimits) -> None:
-    slots = scheduler.state_slots
-    num_running = scheduler.num_sequences - scheduler.num_waiting
+    slots = scheduler.load.states
+    num_running = scheduler.load.num_sequences - scheduler.load.num_waiting
     assert num_running <= max(1, 3 * limits.num_states // 4)
     assert num_running <= slots.num_live <= 2 * num_running, "some have a snapshot"
     num_used = slots.num_live + slots.num_checkpoints + slots.num_free
@@ -200,9 +200,9 @@ def play(
             assert got[sequence] == expected[: len(got[sequence])]
         else:
             assert got[sequence] == expected
-    assert scheduler.num_free_blocks == limits.num_blocks
-    assert scheduler.num_sequences == 0
-    slots = scheduler.state_slots
+    assert scheduler.load.num_free_blocks == limits.num_blocks
+    assert scheduler.load.num_sequences == 0
+    slots = scheduler.load.states
     assert slots.num_live == 0
     assert slots.num_checkpoints + slots.num_free == limits.num_states
 
@@ -244,7 +244,7 @@ def test_long_prompts_are_restored_with_their_states() -> None:
         for sequence in range(num_sequences):
             its = [token.token for token in tokens if token.sequence_id == sequence]
             assert its == expected_tokens(prompt, 2)
-        totals = scheduler.prefix_totals
+        totals = scheduler.load.prefix
         num_decoded = num_sequences
         return (
             pipeline.num_computed - num_decoded,

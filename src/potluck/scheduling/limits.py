@@ -1,11 +1,14 @@
-"""Limits on a scheduler's steps and on the capacity of its stages."""
+"""Limits on a scheduler's steps and on the capacity of its stages, and its load."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.chunks import DEFAULT_TARGET_STEP_SECONDS
+from potluck.types.drafting import DraftTotals
+from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.states import StateSlots
 
 DEFAULT_CONTEXT_TOKENS = 4096
 """Used if the model allows it: enough for a long chat, and little cache for a large model."""
@@ -41,3 +44,26 @@ class SchedulerLimits:
             raise ValueError(f"the number of state slots cannot be {self.num_states}")
         if self.num_blocks < blocks_for(self.context_tokens):
             raise ValueError("the cache holds less than one full context")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Sequences with cache blocks (running) and without (waiting), and free blocks.
+
+    ``num_kept_blocks`` of the free blocks are kept for later sequences with the same prefix;
+    ``prefix`` has what that has saved. ``states`` are the slots of a model with state, and
+    ``drafts`` the outcome of drafts.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+    num_kept_blocks: int = 0
+    prefix: PrefixTotals = field(default_factory=PrefixTotals)
+    states: StateSlots = field(default_factory=StateSlots)
+    drafts: DraftTotals = field(default_factory=DraftTotals)
+
+    @property
+    def num_sequences(self) -> int:
+        """Return the number of live sequences, running and waiting."""
+        return self.num_waiting + self.num_running

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 
 from potluck.scheduling.chunks import ChunkController
 from potluck.scheduling.completing import complete_part
@@ -42,13 +42,12 @@ from potluck.scheduling.draft_lengths import StepKind
 from potluck.scheduling.drafting import Drafting
 from potluck.scheduling.forming import Forming, StepInFlight
 from potluck.scheduling.keeping import Restorer, hashed
-from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.limits import Load, SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
-from potluck.scheduling.requests import num_new_tokens
-from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.sequence import SequenceState, num_new_tokens
 from potluck.scheduling.stateful_cache import new_cache
 from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
-from potluck.types.drafting import DraftSource, DraftTotals
+from potluck.types.drafting import DraftSource
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
@@ -56,7 +55,6 @@ from potluck.types.sequence import (
     Continuation,
     SequenceRequest,
 )
-from potluck.types.states import StateSlots
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SampledToken,
@@ -83,7 +81,7 @@ class Scheduler:
         self._prefix_totals = PrefixTotals()
         self._cache = new_cache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
-        self._chunks = self._new_controller()
+        self._chunks = ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
         self._sequences: dict[SequenceId, SequenceState] = {}
@@ -92,44 +90,21 @@ class Scheduler:
         self._is_alone_in_flight = False
         self._is_turn_of_alone = True
         self._next_sequence = 0
-        self._next_step = 0
+        self._step_ids = count()
 
     @property
-    def num_sequences(self) -> int:
-        """Return the number of live sequences, running and waiting."""
-        return len(self._sequences)
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the number of sequences that hold no blocks yet."""
-        return len(self._waiting)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Return the number of cache blocks that no sequence holds, including kept ones."""
-        return self._cache.num_free
-
-    @property
-    def num_kept_blocks(self) -> int:
-        """Return the number of cache blocks that no sequence holds and that are kept for later
-        ones.
-        """
-        return self._cache.num_kept
-
-    @property
-    def state_slots(self) -> StateSlots:
-        """Return the numbers of state slots of live sequences, of checkpoints, and free."""
-        return self._cache.state_slots
-
-    @property
-    def prefix_totals(self) -> PrefixTotals:
-        """Return what the prefix cache has saved so far, over all restarts."""
-        return replace(self._prefix_totals)
-
-    @property
-    def draft_totals(self) -> DraftTotals:
-        """Return the outcome of drafts so far, over all restarts."""
-        return self._drafting.totals
+    def load(self) -> Load:
+        """Return the current load. Totals are over all restarts."""
+        num_waiting = len(self._waiting)
+        return Load(
+            num_waiting=num_waiting,
+            num_running=len(self._sequences) - num_waiting,
+            num_free_blocks=self._cache.num_free,
+            num_kept_blocks=self._cache.num_kept,
+            prefix=replace(self._prefix_totals),
+            states=self._cache.state_slots,
+            drafts=self._drafting.totals,
+        )
 
     def num_cached_tokens(self, sequence_id: SequenceId) -> int | None:
         """Return how many tokens of a live sequence's prompt were not computed for it.
@@ -204,14 +179,14 @@ class Scheduler:
         self._limits = limits
         self._cache = new_cache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
-        self._chunks = self._new_controller()
+        self._chunks = ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
         self._waiting = deque([*self._running, *self._waiting])
         self._running = []
         self._steps_in_flight.clear()
         self._drafting.restart(limits.max_steps_in_flight)
         self._closing.clear()
         self._is_alone_in_flight = False
-        self._next_step = 0
+        self._step_ids = count()
         for sequence in self._waiting:
             sequence.restart()
 
@@ -268,7 +243,7 @@ class Scheduler:
         last = next(reversed(self._steps_in_flight.values()), None)
         is_longer = last is not None and forming.num_tokens > last.num_tokens
         step = Step(
-            step_id=self._new_step_id(),
+            step_id=StepId(next(self._step_ids)),
             slices=tuple(forming.slices),
             opened=tuple(forming.openings),
             closed=tuple(self._closing),
@@ -310,7 +285,11 @@ class Scheduler:
         in_flight = self._steps_in_flight.pop(step_id)
         was_cancelled = self._drafting.was_cancelled(step_id)
         if seconds is not None and not has_failed and not was_cancelled:
-            self._record_times(seconds, in_flight)
+            num_chunk_tokens = sum(part.num_chunk_tokens for part in in_flight.scheduled)
+            self._chunks.record(
+                seconds, num_tokens=in_flight.num_tokens, num_chunk_tokens=num_chunk_tokens
+            )
+            self._drafting.record(seconds, in_flight)
         self._is_alone_in_flight = False  # no other step is in flight with such a step
         self._restorer.complete(step_id, num_restored, state_end)
         if has_failed:
@@ -335,13 +314,6 @@ class Scheduler:
             committed += given
         return committed
 
-    def _record_times(self, seconds: float, in_flight: StepInFlight) -> None:
-        num_chunk_tokens = sum(part.num_chunk_tokens for part in in_flight.scheduled)
-        self._chunks.record(
-            seconds, num_tokens=in_flight.num_tokens, num_chunk_tokens=num_chunk_tokens
-        )
-        self._drafting.record(seconds, in_flight)
-
     @property
     def _has_alone(self) -> bool:
         """Return whether a sequence that is computed alone could be in a step now."""
@@ -352,18 +324,10 @@ class Scheduler:
             return False
         return self._admissible(first) is not None
 
-    def _new_step_id(self) -> StepId:
-        self._next_step += 1
-        return StepId(self._next_step - 1)
-
     def _restoring_step(self) -> Step:
-        step = self._restorer.take_due(self._new_step_id())
+        step = self._restorer.take_due(StepId(next(self._step_ids)))
         self._steps_in_flight[step.step_id] = StepInFlight()
         return step
-
-    def _new_controller(self) -> ChunkController:
-        limits = self._limits
-        return ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
 
     def _fill(self, forming: Forming, *, is_alone: bool) -> None:
         """Fill a step with what is due: of one sequence that is computed alone, or of the
@@ -380,7 +344,7 @@ class Scheduler:
             if sequence.block_table:  # not just preempted
                 budget = self._add_prefill(sequence, budget, forming)
         for sequence in tuple(self._waiting):
-            if budget == 0 or not self._has_room(forming):
+            if budget == 0 or len(forming.slices) >= self._limits.max_step_sequences:
                 return
             if sequence.is_alone is not is_alone or (is_alone and forming.slices):
                 return
@@ -463,14 +427,11 @@ class Scheduler:
             room = self._limits.max_step_tokens - forming.num_tokens - num_left
             self._drafting.add_decode(forming, sequence, self._cache, room)
 
-    def _has_room(self, forming: Forming) -> bool:
-        return len(forming.slices) < self._limits.max_step_sequences
-
     def _add_prefill(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
         """Add the sequence's next chunk, if it has one; return what is left of the budget."""
         if sequence.num_unscheduled == 0 or sequence.wants_decode:
             return budget
-        if budget == 0 or not self._has_room(forming):
+        if budget == 0 or len(forming.slices) >= self._limits.max_step_sequences:
             return budget
         return self._add_chunk(sequence, budget, forming)
 

@@ -19,14 +19,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from potluck.errors import DefectError, EngineError, PotluckError
-from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.limits import Load, SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, Update
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
-from potluck.types.drafting import DraftSource, DraftTotals
-from potluck.types.prefix_cache import PrefixTotals
+from potluck.types.drafting import DraftSource
 from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
-from potluck.types.states import StateSlots
 from potluck.types.step import SequenceId, StepId
 
 _log = logging.getLogger(__name__)
@@ -36,24 +34,6 @@ StartPipeline = Callable[[OnOutcome], Pipeline]
 
 OnBroken = Callable[[PotluckError], None]
 """Called under the dispatcher's lock, on any thread: it must be quick and not call back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """Sequences with cache blocks (running) and without (waiting), and free blocks.
-
-    ``num_kept_blocks`` of the free blocks are kept for later sequences with the same prefix;
-    ``prefix`` has what that has saved. ``states`` are the slots of a model with state, and
-    ``drafts`` the outcome of drafts.
-    """
-
-    num_waiting: int
-    num_running: int
-    num_free_blocks: int
-    num_kept_blocks: int = 0
-    prefix: PrefixTotals = field(default_factory=PrefixTotals)
-    states: StateSlots = field(default_factory=StateSlots)
-    drafts: DraftTotals = field(default_factory=DraftTotals)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,16 +97,7 @@ class Dispatcher:
     def load(self) -> Load:
         """Return the current load."""
         with self._lock:
-            num_waiting = self._scheduler.num_waiting
-            return Load(
-                num_waiting=num_waiting,
-                num_running=self._scheduler.num_sequences - num_waiting,
-                num_free_blocks=self._scheduler.num_free_blocks,
-                num_kept_blocks=self._scheduler.num_kept_blocks,
-                prefix=self._scheduler.prefix_totals,
-                states=self._scheduler.state_slots,
-                drafts=self._scheduler.draft_totals,
-            )
+            return self._scheduler.load
 
     @property
     def is_attached(self) -> bool:

@@ -105,7 +105,7 @@ class TimedRun:
             self._start(index)
         for sequence, prompt in enumerate(prompts):
             assert given[SequenceId(sequence)] == expected_tokens(prompt, self.num_tokens)
-        self.totals = scheduler.draft_totals
+        self.totals = scheduler.load.drafts
         return sum(ends) / len(ends)
 
     def _submit(self, scheduler: Scheduler) -> None:

@@ -83,7 +83,7 @@ def test_a_chat_whose_answers_are_repeated_computes_what_is_new() -> None:
         history = [*history, *GENERATION, *answer, *served.words(100)]
         num_computed, answer = served.serve([*history, *GENERATION])
         assert num_computed == 100 + 3 + 1, "and the last token of the answer"
-    assert served.scheduler.prefix_totals.num_uncovered_tokens == 0
+    assert served.scheduler.load.prefix.num_uncovered_tokens == 0
 
 
 def test_a_chat_whose_thoughts_are_dropped_computes_the_end_of_the_last_prompt_again() -> None:
@@ -132,7 +132,7 @@ def test_a_system_prompt_and_tools_that_chats_share() -> None:
         3065 - 2992,
         3065 - 2992,
     ]
-    assert served.scheduler.prefix_totals.num_uncovered_tokens == 3000 - 2048 + 2 * 8
+    assert served.scheduler.load.prefix.num_uncovered_tokens == 3000 - 2048 + 2 * 8
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 3])
@@ -184,14 +184,14 @@ def test_a_checkpoint_goes_with_its_blocks() -> None:
     served = Served(num_states=64, num_blocks=2048)
     prompt = served.words(1000)
     served.serve(prompt, count=1)
-    before = served.scheduler.state_slots.num_checkpoints
+    before = served.scheduler.load.states.num_checkpoints
     assert before == 2, "at the end of the prompt and of the turn"
     served.serve(served.words(32_000), count=1)
-    totals = served.scheduler.prefix_totals
+    totals = served.scheduler.load.prefix
     assert totals.num_evictions > 0
     checkpoints = served.scheduler._cache._states.checkpoints  # type: ignore[attr-defined]
     kept = [each.prefix.num_tokens for each in checkpoints]
-    assert served.scheduler.state_slots.num_free > 20
+    assert served.scheduler.load.states.num_free > 20
     assert (1000 in kept, 992 in kept) == (False, False)
     num_computed, _ = served.serve(prompt, count=1)
     assert num_computed == 1000
@@ -217,7 +217,7 @@ def test_without_a_prefix_cache_there_are_no_checkpoints() -> None:
         scheduler.complete(*pipeline.run_oldest())
     assert [step.num_tokens for step in steps] == [512] * 5 + [440, 1, 1]
     assert not any(step.state_copies for step in steps)
-    assert scheduler.state_slots.num_free == 4
+    assert scheduler.load.states.num_free == 4
 
 
 def test_more_sequences_than_slots_wait() -> None:
@@ -226,5 +226,5 @@ def test_more_sequences_than_slots_wait() -> None:
     for prompt in prompts:
         served.scheduler.add(a_request(prompt, 3))
     assert served.scheduler.next_step() is not None
-    assert served.scheduler.num_waiting == 2
-    assert served.scheduler.state_slots.num_live == 3
+    assert served.scheduler.load.num_waiting == 2
+    assert served.scheduler.load.states.num_live == 3

@@ -115,7 +115,7 @@ def test_a_long_prompt_does_not_hold_up_a_stream() -> None:
         machine.run_one()
     machine.scheduler.add(request(range(1000, 5000), 1))
     between = []
-    while machine.scheduler.num_sequences == 2:
+    while machine.scheduler.load.num_sequences == 2:
         step, seconds = machine.run_one()
         assert step.slices[0].sequence_id == 0, "every step has a token of the stream"
         between.append(seconds)

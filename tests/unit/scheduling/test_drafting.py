@@ -118,7 +118,7 @@ def test_right_drafts_and_the_token_after_them_are_given_at_once() -> None:
     assert tokens_of(committed) == TEXT[4:8]
     assert [(each.num_drafted, each.num_accepted) for each in committed] == [(3, 3)] + 3 * [(0, 0)]
     assert run(scheduler, pipeline)[0].slices[0].start_position == 7
-    totals = scheduler.draft_totals
+    totals = scheduler.load.drafts
     assert (totals.num_drafted, totals.num_accepted, totals.num_samples) == (6, 6, 8)
 
 
@@ -144,7 +144,7 @@ def test_drafts_end_before_a_token_that_ends_the_text() -> None:
     assert step.slices[0].tokens == tuple(TEXT[3:5])
     assert committed[-1].finish_reason is FinishReason.STOP
     assert drafter.is_closed
-    assert scheduler.num_free_blocks == 8
+    assert scheduler.load.num_free_blocks == 8
 
 
 def test_nothing_is_given_after_the_end() -> None:
@@ -175,7 +175,7 @@ def test_no_more_is_drafted_than_may_be_given() -> None:
     assert len(step.slices[0].tokens) == 3
     assert tokens_of(committed) == TEXT[4:7]
     assert committed[-1].finish_reason is FinishReason.LENGTH
-    assert scheduler.num_sequences == 0
+    assert scheduler.load.num_sequences == 0
 
 
 def test_a_sequence_waits_for_its_drafter_and_others_do_not() -> None:
@@ -204,7 +204,7 @@ def test_drafts_take_no_blocks_from_others() -> None:
     run(scheduler, pipeline)
     for _ in range(2):
         run(scheduler, pipeline)  # up to position 11
-    scheduler._cache._pool.take(scheduler.num_free_blocks)
+    scheduler._cache._pool.take(scheduler.load.num_free_blocks)
     assert len(run(scheduler, pipeline)[0].slices[0].tokens) == 4
     step = formed(scheduler)
     assert step.slices[0].tokens == (TEXT[15],), "the block ends there"
@@ -284,7 +284,7 @@ def test_steps_after_a_wrong_draft_are_cancelled_once() -> None:
     committed = scheduler.complete(*pipeline.run_oldest())
     assert tokens_of(committed) == TEXT[6:10]
     assert committed[0].num_drafted > 3, "those that came to nothing are told as well"
-    assert scheduler.draft_totals.num_cancelled == 2
+    assert scheduler.load.drafts.num_cancelled == 2
 
 
 def test_results_of_what_was_given_up_change_nothing() -> None:
@@ -361,7 +361,7 @@ def test_states_are_taken_back_with_a_snapshot() -> None:
     assert step.slices[0].start_position == 9
     assert step.state_copies[0].source == state
     assert given == TEXT[10:14]
-    slots = scheduler.state_slots
+    slots = scheduler.load.states
     assert (slots.num_live, slots.num_checkpoints + slots.num_free) == (1, 3)
 
 
@@ -373,8 +373,8 @@ def test_a_text_that_ends_within_drafts_leaves_the_snapshot_as_its_checkpoint() 
     for _ in range(2):
         pipeline.submit(formed(scheduler))
         scheduler.complete(*pipeline.run_oldest())
-    assert scheduler.num_sequences == 0
-    slots = scheduler.state_slots
+    assert scheduler.load.num_sequences == 0
+    slots = scheduler.load.states
     assert (slots.num_live, slots.num_checkpoints) == (0, 1)
     scheduler.add(
         SequenceRequest(prompt_tokens=tuple(TEXT[:12]), sampling=SamplingParams(), max_new_tokens=3)

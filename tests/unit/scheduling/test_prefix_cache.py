@@ -73,7 +73,7 @@ def test_a_second_turn_computes_what_is_new() -> None:
     (token,) = scheduler.complete(*pipeline.run_oldest())
     assert token.token == expected_tokens(turn, 1)[0]
     assert pipeline.num_computed == before + 4
-    assert scheduler.prefix_totals == PrefixTotals(
+    assert scheduler.load.prefix == PrefixTotals(
         num_admissions=2, num_hits=1, num_saved_tokens=len(turn) - 4
     )
 
@@ -84,8 +84,8 @@ def test_without_the_cache_everything_is_computed() -> None:
         scheduler.add(request(PROMPT))
         run(scheduler, pipeline)
     assert pipeline.num_computed == 2 * len(PROMPT)
-    assert scheduler.num_kept_blocks == 0
-    assert scheduler.prefix_totals.num_hits == 0
+    assert scheduler.load.num_kept_blocks == 0
+    assert scheduler.load.prefix.num_hits == 0
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
@@ -144,12 +144,12 @@ def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning() -
         scheduler.add(request(prompt))
         run(scheduler, pipeline)
     # The old prompt's beginning was used last: what follows it had to go.
-    assert scheduler.prefix_totals.num_evictions == 2
+    assert scheduler.load.prefix.num_evictions == 2
     starts = []
     for prompt in (new, old):
         scheduler.add(request([*prompt, 1]))
         pipeline.submit(next_step(scheduler))
-        starts.append(scheduler.prefix_totals.num_saved_tokens)
+        starts.append(scheduler.load.prefix.num_saved_tokens)
         scheduler.complete(*pipeline.run_oldest())
         run(scheduler, pipeline)
     assert starts == [31 + 64, 31 + 64 + 16], "one more block was needed, of the old prompt's"
@@ -159,13 +159,13 @@ def test_live_sequences_are_not_preempted_for_what_is_cached() -> None:
     scheduler, pipeline = make_scheduler(num_blocks=16), ToyPipeline()
     scheduler.add(request([*range(200)]))  # 13 blocks are kept
     run(scheduler, pipeline)
-    assert scheduler.num_free_blocks == 16
-    assert scheduler.num_kept_blocks == 13
+    assert scheduler.load.num_free_blocks == 16
+    assert scheduler.load.num_kept_blocks == 13
     ids = [scheduler.add(request([500 + each], 120)) for each in range(2)]  # 8 blocks each
     texts = run(scheduler, pipeline)
     assert all(len(texts[each]) == 120 for each in ids)
-    assert scheduler.prefix_totals.num_admissions == 3, "neither was preempted"
-    assert scheduler.prefix_totals.num_evictions == 13
+    assert scheduler.load.prefix.num_admissions == 3, "neither was preempted"
+    assert scheduler.load.prefix.num_evictions == 13
 
 
 def test_a_preempted_sequence_finds_what_it_had() -> None:
@@ -175,7 +175,7 @@ def test_a_preempted_sequence_finds_what_it_had() -> None:
     texts = run(scheduler, pipeline)
     for sequence, prompt in zip(ids, prompts, strict=True):
         assert texts[sequence] == expected_tokens(prompt, 40)
-    assert scheduler.prefix_totals.num_hits > 0
+    assert scheduler.load.prefix.num_hits > 0
 
 
 def test_what_a_failed_step_computed_is_not_used() -> None:
@@ -199,7 +199,7 @@ def test_a_step_of_blocks_that_were_given_back_says_nothing_of_the_new_ones() ->
     scheduler.cancel(SequenceId(0))
     scheduler.add(request([*range(60)], 2))
     scheduler.complete(step.step_id, ())
-    assert scheduler.num_kept_blocks == 0
+    assert scheduler.load.num_kept_blocks == 0
     step = next_step(scheduler)
     assert step.slices[0].start_position == 0
     pipeline.submit(step)
@@ -211,7 +211,7 @@ def test_a_restart_forgets_what_the_lost_stages_held() -> None:
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(PROMPT))
     run(scheduler, pipeline)
-    saved = scheduler.prefix_totals
+    saved = scheduler.load.prefix
     scheduler.restart(
         SchedulerLimits(
             num_blocks=32,
@@ -221,10 +221,10 @@ def test_a_restart_forgets_what_the_lost_stages_held() -> None:
             max_steps_in_flight=1,
         )
     )
-    assert scheduler.num_kept_blocks == 0
+    assert scheduler.load.num_kept_blocks == 0
     scheduler.add(request(PROMPT))
     assert next_step(scheduler).slices[0].start_position == 0
-    assert scheduler.prefix_totals.num_admissions == saved.num_admissions + 1
+    assert scheduler.load.prefix.num_admissions == saved.num_admissions + 1
 
 
 def test_scores_need_all_that_they_are_of() -> None:

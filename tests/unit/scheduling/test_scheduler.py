@@ -152,7 +152,7 @@ def test_the_context_bounds_the_new_tokens() -> None:
     scheduler = make_scheduler(context_tokens=20, num_blocks=2)
     sequence = scheduler.add(request(15, max_new_tokens=None))
     assert run_all(scheduler)[sequence] == expected_tokens(range(15), 5)
-    assert scheduler.num_free_blocks == 2
+    assert scheduler.load.num_free_blocks == 2
 
 
 def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
@@ -166,7 +166,7 @@ def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
         committed += scheduler.complete(*pipeline.run_oldest())
     assert [token.finish_reason for token in committed] == [None, None, FinishReason.STOP]
     assert committed[-1].token == stop
-    assert scheduler.num_sequences == 0
+    assert scheduler.load.num_sequences == 0
 
 
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
@@ -180,9 +180,9 @@ def test_cancel_frees_blocks_at_once_and_late_results_are_ignored() -> None:
     pipeline = ToyPipeline()
     sequence = scheduler.add(request(40))
     pipeline.submit(next_step(scheduler))
-    assert scheduler.num_free_blocks == 61
+    assert scheduler.load.num_free_blocks == 61
     scheduler.cancel(sequence)
-    assert scheduler.num_free_blocks == 64
+    assert scheduler.load.num_free_blocks == 64
     assert scheduler.complete(*pipeline.run_oldest()) == []
     scheduler.cancel(sequence)
     assert scheduler.next_step() is None
@@ -207,7 +207,7 @@ def test_the_youngest_is_preempted_and_its_text_does_not_change() -> None:
     texts = run_all(scheduler)
     for sequence, prompt in zip(ids, prompts, strict=True):
         assert texts[sequence] == expected_tokens(prompt.prompt_tokens, 40)
-    assert scheduler.num_free_blocks == 4
+    assert scheduler.load.num_free_blocks == 4
 
 
 def test_limits_that_cannot_work_are_refused() -> None:
@@ -225,10 +225,10 @@ def test_a_preempted_sequence_waits_for_its_token_in_flight() -> None:
     pipeline.submit(next_step(scheduler))
     scheduler.complete(*pipeline.run_oldest())
     got: list[int] = []
-    while scheduler.num_waiting == 0:  # until the older one's growth preempts the younger one
+    while scheduler.load.num_waiting == 0:  # until the older one's growth preempts the younger one
         while (step := scheduler.next_step()) is not None:
             pipeline.submit(step)
-        if scheduler.num_waiting == 0:
+        if scheduler.load.num_waiting == 0:
             committed = scheduler.complete(*pipeline.run_oldest())
             got += [token.token for token in committed if token.sequence_id == younger]
     scheduler.cancel(older)
@@ -256,8 +256,8 @@ def test_after_a_restart_all_is_computed_again_in_the_order_of_admission() -> No
         has_prefix_cache=False,
     )
     scheduler.restart(limits)
-    assert scheduler.num_waiting == scheduler.num_sequences == 3
-    assert scheduler.num_free_blocks == 16
+    assert scheduler.load.num_waiting == scheduler.load.num_sequences == 3
+    assert scheduler.load.num_free_blocks == 16
     assert scheduler.num_steps_in_flight == 0
     step = next_step(scheduler)
     assert (step.step_id, step.closed) == (0, ())
@@ -272,7 +272,7 @@ def test_after_a_restart_all_is_computed_again_in_the_order_of_admission() -> No
         expected = expected_tokens(range(20), 8)
         assert 0 < len(texts[sequence]) < 8
         assert texts[sequence] == expected[-len(texts[sequence]) :]
-    assert scheduler.num_free_blocks == 16
+    assert scheduler.load.num_free_blocks == 16
 
 
 def test_a_last_chunk_of_one_token_opens_its_sequence_again() -> None:
@@ -347,7 +347,7 @@ def test_a_continuation_that_cannot_be_is_refused(continuation: Continuation, re
     scored_request = dataclasses.replace(request(4, 5, frozenset({50})), score_prompt=True)
     with pytest.raises(ParameterError, match=reason):
         scheduler.add(scored_request, continuation=continuation)
-    assert scheduler.num_sequences == 0
+    assert scheduler.load.num_sequences == 0
 
 
 def test_an_id_that_is_given_is_kept_and_not_given_again() -> None:

@@ -29,8 +29,8 @@ from potluck.errors import (
 )
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.frame_limits import MAX_WAITING_SEQUENCES
-from potluck.scheduling.limits import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher, Load
+from potluck.scheduling.limits import Load, SchedulerLimits
+from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome
 from potluck.serving.suspects import Suspects, SuspectState

@@ -39,7 +39,7 @@ from potluck.models.states import slot_bytes
 from potluck.placement.comparison import PlanComparison
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel
-from potluck.serving.dispatcher import Load
+from potluck.scheduling.limits import Load
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     DeploymentRecord,

@@ -15,7 +15,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.methods import STAGE_STATS
 from potluck.cluster.worker.messages import Stats
 from potluck.log_rate import LogRateFilter
-from potluck.serving.dispatcher import Load
+from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.expert_use import ExpertUse

@@ -24,7 +24,7 @@ from potluck.cluster.coordinator.metrics import (
 )
 from potluck.cluster.coordinator.pipeline import SentTotals
 from potluck.cluster.worker.messages import Stats
-from potluck.serving.dispatcher import Load
+from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
 from potluck.types.speed import StepTime
