@@ -53,7 +53,7 @@ def has_ended(pid: int) -> bool:
 
 async def stats_of(ours: Node, number: int) -> dict[int, Stats]:
     scope = StageScope(deployment=DEPLOYMENT, epoch=epoch(number))
-    return (await ours.host.stats(scope)).stages
+    return (await ours.host.hosted.stats(scope)).stages
 
 
 def test_tokens_are_the_same_after_a_reconnect_also_in_another_order_of_stages(
@@ -75,7 +75,7 @@ def test_tokens_are_the_same_after_a_reconnect_also_in_another_order_of_stages(
             kept = [worker.pid for worker in ours.workers]
             assert kept[:3] == pids
             assert len(kept) == 5
-            keep = tuple(each for each in ours.host.memory.held if each.epoch == epoch(3))
+            keep = tuple(each for each in ours.host.hosted.memory.held if each.epoch == epoch(3))
             await ours.host.release(ReleaseStages(deployment=DEPLOYMENT, epoch=epoch(3), keep=keep))
             assert [worker.pid for worker in ours.workers] == [pids[0], *kept[2:]]
             assert pipeline.generate(PROMPT, 3, SAMPLED, sequence=1) == expected[:3]
@@ -206,7 +206,7 @@ def test_an_epoch_that_ends_closes_edges_and_keeps_what_is_loaded(tmp_path: Path
             with pytest.raises(EdgeError):
                 pipeline.receive()
         assert ours.lost == []
-        assert len(ours.host.memory.held) == 2
+        assert len(ours.host.hosted.memory.held) == 2
         with await ours.serve(stage_specs([6], epoch(2))) as pipeline:
             assert pipeline.generate(PROMPT, 4, SAMPLED) == expected
 
@@ -223,7 +223,7 @@ def test_a_worker_that_crashes_is_told_to_who_ends_the_epoch(tmp_path: Path) -> 
             await until(lambda: has_ended(pid))
             ends = await ours.host.end(StageScope(deployment=DEPLOYMENT, epoch=epoch(1)))
             assert ends.crashes == (f"stage 1 on node {NODE}: the worker was killed by SIGSEGV",)
-        assert len(ours.host.memory.held) == 1
+        assert len(ours.host.hosted.memory.held) == 1
 
     on_a_node(tmp_path, test)
 

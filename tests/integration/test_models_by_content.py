@@ -231,6 +231,8 @@ def test_a_stage_without_layers_reads_what_it_is_said_to(
         stage_specs([], epoch(1))[0],
         num_stages=2,
         index=0 if end == "embedding" else 1,
+        has_embedding=end == "embedding",
+        has_head=end == "head",
         start_layer=layer,
         end_layer=layer,
         files=StageFiles(manifest=manifest, job="j"),
@@ -331,8 +333,10 @@ def test_a_worker_that_waits_for_bytes_is_not_given_up(
         async with node(tmp_path / "node", files=service, stall_seconds=4.0) as by_content:
             asyncio.get_running_loop().call_later(7.0, setattr, service, "is_held", False)
             half = Transfer(done_bytes=5, total_bytes=10, by_source={"hub": 5})
-            asyncio.get_running_loop().call_later(1.0, by_content.host.note_transfer, "a job", half)
-            by_content.host.note_transfer("another job", half)
+            asyncio.get_running_loop().call_later(
+                1.0, by_content.host.hosted.note_transfer, "a job", half
+            )
+            by_content.host.hosted.note_transfer("another job", half)
             async for event in by_content.host.start(spec):
                 if isinstance(event, Loaded):
                     return transfers, event

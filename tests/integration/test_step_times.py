@@ -100,7 +100,7 @@ async def measured_while_serving(ours: Node) -> tuple[NodeSpeeds, Stats]:
     with await ours.serve(stage_specs([4], SCOPE.epoch)) as pipeline:
         await asyncio.to_thread(serve, pipeline)
         speeds = await query_speeds(ours)
-        return speeds, (await ours.host.stats(SCOPE)).stages[1]
+        return speeds, (await ours.host.hosted.stats(SCOPE)).stages[1]
 
 
 def of_stage(speeds: NodeSpeeds, *, has_head: bool, num_tokens: int) -> StepTime:
@@ -192,7 +192,7 @@ def test_a_worker_that_is_stuck_keeps_nobody_waiting_who_may_not_wait(tmp_path: 
         async with asyncio.timeout(120), node(tmp_path) as ours:
             with await ours.serve(stage_specs([4], epoch(1))) as pipeline:
                 await asyncio.to_thread(serve, pipeline)
-                await ours.host.collect()
+                await ours.host.hosted.collect()
                 (stuck, *_) = ours.workers
                 os.kill(stuck.pid, signal.SIGSTOP)
                 try:

@@ -107,7 +107,7 @@ class Node:
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        return [each.worker for each in self.host._here()]
+        return [each.worker for each in self.host.hosted.here()]
 
     async def start(self, spec: StageSpec) -> Loaded:
         async for event in self.host.start(spec):
@@ -272,7 +272,7 @@ async def node(
     try:
         yield Node(host, speeds, lost, failed)
     finally:
-        workers = [each.worker for each in host._here()]
+        workers = [each.worker for each in host.hosted.here()]
         await host.stop_all()
         for worker in workers:
             with suppress(PotluckError):

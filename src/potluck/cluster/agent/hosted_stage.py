@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,12 +12,16 @@ import msgspec
 import psutil
 
 from potluck.cluster.agent.node import StageMemory
+from potluck.cluster.agent.stage_checks import check_worker
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import StageEnds, StageScope
+from potluck.cluster.calls import AbandonStage, StageChecks, StageEnds, StageScope, StageStats
 from potluck.cluster.worker.messages import Loaded, StageSpec, Stats
-from potluck.errors import EngineError, PotluckError
+from potluck.errors import EngineError, PotluckError, StalledError
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
+from potluck.types.content import Transfer
 from potluck.types.held_stage import HeldStage
+from potluck.types.node import CPU_UNIT
+from potluck.types.unit import Fault
 
 STATS_SECONDS = 1.0
 """How long a worker may take to report its totals, for which it need not stop computing."""
@@ -83,6 +87,104 @@ async def stats_of(worker: WorkerProcess, seconds: float = STATS_SECONDS) -> Sta
         async with asyncio.timeout(seconds):
             return await worker.stats()
     return None
+
+
+class HostedStages:
+    """The stages on this node, those that load included. For use in the agent's event loop.
+
+    ``measured`` gets all totals that workers report. Stages of workers that were killed are not
+    returned.
+    """
+
+    def __init__(self, measured: Callable[[HostedStage, Stats], None] | None = None) -> None:
+        self.by_worker: dict[WorkerProcess, HostedStage] = {}
+        self._measured = measured
+
+    @property
+    def memory(self) -> StageMemory:
+        """Return the memory that plans have assigned to the stages here, and how much is in use."""
+        return memory_of(self.here())
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the edges of any stage are open or being opened."""
+        return any(each.serving is not None for each in self.here())
+
+    def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
+        """Return the workers of the stages on a unit."""
+        return [each.worker for each in self.here() if each.requested.unit_id == unit_id]
+
+    def note_transfer(self, job: str, transfer: Transfer) -> None:
+        """Pass on the progress of a job's files to those that wait for the stages."""
+        for each in self.here():
+            files = each.requested.files
+            if each.loaded is None and files is not None and files.job == job:
+                each.worker.transferred(transfer)
+
+    def here(self) -> list[HostedStage]:
+        """Return all stages."""
+        return [each for each in self.by_worker.values() if not each.is_stopped]
+
+    def of(self, deployment: DeploymentId) -> list[HostedStage]:
+        """Return the stages of a deployment."""
+        return [each for each in self.here() if each.deployment == deployment]
+
+    def find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> HostedStage | None:
+        """Return the stage that was requested last at an epoch, as one of its plan."""
+        for each in self.of(deployment):
+            if each.requested.epoch == epoch and each.requested.index == index:
+                return each
+        return None
+
+    def _serving(self, scope: StageScope) -> dict[int, HostedStage]:
+        """Return the stages of a deployment that serve at one epoch, by index."""
+        return {
+            each.serving.index: each
+            for each in self.of(scope.deployment)
+            if each.serving is not None and each.serving.epoch == scope.epoch
+        }
+
+    async def collect(self) -> None:
+        """Have every worker report its measurements."""
+        await self.stats_of(self.here())
+
+    async def stats(self, scope: StageScope) -> StageStats:
+        """Return the totals of this node's stages of a deployment at one epoch."""
+        concerned = self._serving(scope)
+        answers = await self.stats_of(concerned.values())
+        found = zip(concerned, answers, strict=True)
+        return StageStats(stages={index: stats for index, stats in found if stats is not None})
+
+    async def stats_of(
+        self, stages: Collection[HostedStage], seconds: float = STATS_SECONDS
+    ) -> list[Stats | None]:
+        """Return the totals of stages; None for one that does not answer in time."""
+        answers = await asyncio.gather(*(stats_of(each.worker, seconds) for each in stages))
+        for stage, stats in zip(stages, answers, strict=True):
+            if stats is not None and self._measured is not None:
+                self._measured(stage, stats)
+        return answers
+
+    async def check(self, scope: StageScope) -> StageChecks:
+        """Return whether this node's stages of a deployment at one epoch make progress; takes a
+        second.
+        """
+        concerned = self._serving(scope)
+        answers = await asyncio.gather(
+            *(
+                check_worker(each.worker, is_cpu=each.requested.unit_id == CPU_UNIT)
+                for each in concerned.values()
+            )
+        )
+        found = zip(concerned, answers, strict=True)
+        return StageChecks(stages={index: check for index, check in found if check is not None})
+
+    async def abandon(self, request: AbandonStage) -> None:
+        """Stop a stage that makes no progress; report it as lost, and its unit as hung."""
+        scope = StageScope(deployment=request.deployment, epoch=request.epoch)
+        hosted = self._serving(scope).get(request.index)
+        if hosted is not None:
+            hosted.worker.fail(StalledError(Fault.HUNG.value, request.message))
 
 
 class StageCrashes:

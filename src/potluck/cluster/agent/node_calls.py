@@ -101,7 +101,7 @@ class NodeCalls:
             address=str(self._membership.address),
             http_address=self._http_address,
             is_draining=self._coordination.is_draining,
-            stages=self._stages.memory,
+            stages=self._stages.hosted.memory,
             refused=refused,
         )
         return msgspec.structs.replace(own, links=await self._links(may_wait=False))
@@ -122,7 +122,7 @@ class NodeCalls:
 
     async def _on_speeds(self, request: AskSpeeds) -> NodeSpeeds:
         if request.may_wait:  # a stuck worker would make every caller wait
-            await self._stages.collect()
+            await self._stages.hosted.collect()
         return NodeSpeeds(
             node_id=self._facts.node_id,
             step_times={

@@ -146,7 +146,7 @@ class Agent:
                 listen_host=config.listen.host,
                 open_route=open_route,
                 spawn=background.spawn,
-                is_busy=lambda: stages.is_serving or bool(coordination.coordinated),
+                is_busy=lambda: stages.hosted.is_serving or bool(coordination.coordinated),
             )
 
             def measured(stage: HostedStage, stats: Stats) -> None:
@@ -161,7 +161,7 @@ class Agent:
 
             def transferred(progress: TransferProgress) -> None:
                 transfer = transfer_of(progress)
-                stages.note_transfer(progress.job, transfer)
+                stages.hosted.note_transfer(progress.job, transfer)
                 weights.note_transfer(progress.job, transfer)
 
             def dial_wanted(node: NodeId) -> None:
@@ -201,7 +201,7 @@ class Agent:
                 cache,
                 outages,
                 units=units.all,
-                workers_on=stages.workers_on,
+                workers_on=stages.hosted.workers_on,
                 step_seconds=config.stage_step_seconds,
                 idle_seconds=config.idle_test_seconds,
             )
@@ -274,14 +274,14 @@ class Agent:
             history.register(methods)
             methods.complete()
             background.spawn(care.run())
-            background.spawn(speeds.run(stages.collect))
+            background.spawn(speeds.run(stages.hosted.collect))
             background.spawn(takeovers.run())
             background.spawn(links.run())
             if files is not None:
 
                 def is_serving() -> bool:
                     live = coordination.records.live()
-                    return stages.is_serving or serves(node_id, live, relaying.deployments)
+                    return stages.hosted.is_serving or serves(node_id, live, relaying.deployments)
 
                 background.spawn(share_links(files, is_serving, links.speeds))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -20,30 +20,23 @@ import msgspec
 
 from potluck.catalog import check_manifest
 from potluck.cluster.agent.hosted_stage import (
-    STATS_SECONDS,
     EpochsInForce,
     HostedStage,
+    HostedStages,
     StageCrashes,
-    memory_of,
-    stats_of,
 )
-from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
-from potluck.cluster.agent.stage_checks import check_worker
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.background import Background
 from potluck.cluster.calls import (
-    AbandonStage,
     ConnectStage,
     ReleaseStages,
-    StageChecks,
     StageEnds,
     StageLost,
     StageScope,
-    StageStats,
 )
 from potluck.cluster.edges.routed import OpenRoute, RoutedConnections
 from potluck.cluster.trust.credentials import Credentials
@@ -58,9 +51,8 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
-from potluck.types.content import Transfer
 from potluck.types.node import CPU_UNIT
-from potluck.types.unit import Fault, Role
+from potluck.types.unit import Role
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +70,7 @@ class FileService(Protocol):
 
 
 class StageHost:
-    """Runs workers on this node's ``units``.
+    """Runs workers on this node's ``units``; their stages are ``hosted``.
 
     ``report_lost`` tells the coordinator of a worker that exited unexpectedly; before that,
     ``unit_failed`` is called with what its exit says about its unit. ``measured`` gets all totals
@@ -117,27 +109,12 @@ class StageHost:
         self._stall_seconds = stall_seconds
         self._unit_failed = unit_failed
         self._report_lost = report_lost
-        self._measured = measured
-        self._hosted: dict[WorkerProcess, HostedStage] = {}
+        self.hosted = HostedStages(measured)
         self._epochs = EpochsInForce()
         self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
         self._crashes = StageCrashes()
         # The coordinator detects a loss by its edges, too, or when a step takes too long.
         self._background = Background("could not report the loss of a stage")
-
-    @property
-    def memory(self) -> StageMemory:
-        """Return the memory that plans have assigned to the stages here, and how much is in use."""
-        return memory_of(self._here())
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether the edges of any stage are open or being opened."""
-        return any(each.serving is not None for each in self._here())
-
-    def workers_on(self, unit_id: UnitId) -> list[WorkerProcess]:
-        """Return the workers of the stages on a unit."""
-        return [each.worker for each in self._here() if each.requested.unit_id == unit_id]
 
     async def start(self, spec: StageSpec) -> AsyncGenerator[Progress | Loaded, None]:
         """Have a worker load a stage and listen for its edge; the last answer is ``Loaded``.
@@ -151,7 +128,7 @@ class StageHost:
         self._orphans.note_request(spec.deployment, spec.epoch.coordinator)
         alike = [
             each
-            for each in self._of(spec.deployment)
+            for each in self.hosted.of(spec.deployment)
             if each.requested.epoch < spec.epoch and each.requested.is_same_holding(spec)
         ]
         await self._stop(each for each in alike if each.loaded is None)
@@ -182,7 +159,7 @@ class StageHost:
             worker.kill()
             raise
         hosted = HostedStage(worker=worker, requested=spec)
-        self._hosted[worker] = hosted
+        self.hosted.by_worker[worker] = hosted
         try:
             self._notes.remember(worker.pid)
             async with aclosing(worker.load(load, stall_seconds=self._stall_seconds)) as events:
@@ -194,13 +171,6 @@ class StageHost:
             if hosted.loaded is None:
                 await self._stop([hosted])
 
-    def note_transfer(self, job: str, transfer: Transfer) -> None:
-        """Pass on the progress of a job's files to those that wait for the stages."""
-        for each in self._here():
-            files = each.requested.files
-            if each.loaded is None and files is not None and files.job == job:
-                each.worker.transferred(transfer)
-
     async def connect(self, request: ConnectStage) -> None:
         """Have a loaded stage open its edges; lower epochs of its deployment are then over.
 
@@ -210,7 +180,7 @@ class StageHost:
         deployment, epoch, index = request.deployment, request.connect.epoch, request.connect.index
         self._epochs.check(deployment, epoch)
         self._orphans.note_request(deployment, epoch.coordinator)
-        hosted = self._find(deployment, epoch, index)
+        hosted = self.hosted.find(deployment, epoch, index)
         if hosted is None or hosted.loaded is None:
             raise EngineError(f"stage {index} of {deployment} is not loaded here")
         hosted.serving = hosted.requested
@@ -228,9 +198,9 @@ class StageHost:
         """
         self._epochs.end(scope.deployment, scope.epoch)
         stopping = [
-            each for each in self._of(scope.deployment) if each.requested.epoch <= scope.epoch
+            each for each in self.hosted.of(scope.deployment) if each.requested.epoch <= scope.epoch
         ]
-        await self._stats_of(stopping, _LAST_STATS_SECONDS)
+        await self.hosted.stats_of(stopping, _LAST_STATS_SECONDS)
         await self._stop(stopping)
         await self._cut(scope)
         return self._crashes.take(scope)
@@ -245,7 +215,7 @@ class StageHost:
         self._orphans.note_request(scope.deployment, scope.epoch.coordinator)
         await self._stop(
             each
-            for each in self._of(scope.deployment)
+            for each in self.hosted.of(scope.deployment)
             if each.loaded is None and each.requested.epoch <= scope.epoch
         )
         await self._cut(scope)
@@ -263,7 +233,9 @@ class StageHost:
         self._orphans.note_request(request.deployment, request.epoch.coordinator)
         keep = list(request.keep)
         released = []
-        for each in sorted(self._of(request.deployment), key=lambda each: each.serving is None):
+        for each in sorted(
+            self.hosted.of(request.deployment), key=lambda each: each.serving is None
+        ):
             if request.epoch < each.requested.epoch:
                 continue
             held = each.held
@@ -272,7 +244,7 @@ class StageHost:
                 released.append(each)
             else:
                 keep.remove(kept)  # one worker per stage is enough
-        await self._stats_of(released, _LAST_STATS_SECONDS)
+        await self.hosted.stats_of(released, _LAST_STATS_SECONDS)
         await self._stop(released)
 
     async def supersede(self, deployment: DeploymentId, epoch: Epoch) -> None:
@@ -292,83 +264,22 @@ class StageHost:
         self._orphans.left(node_id)
         await self._stop(
             each
-            for each in self._here()
+            for each in self.hosted.here()
             if each.loaded is None and each.requested.epoch.coordinator == node_id
         )
 
     async def stop_all(self) -> None:
         """Stop everything, as the agent is stopping."""
         self._orphans.close()
-        await self._stats_of(self._here(), _LAST_STATS_SECONDS)
-        await self._stop(self._here())
+        await self.hosted.stats_of(self.hosted.here(), _LAST_STATS_SECONDS)
+        await self._stop(self.hosted.here())
         self._background.cancel()
-
-    async def stats(self, scope: StageScope) -> StageStats:
-        """Return the totals of this node's stages of a deployment at one epoch."""
-        concerned = self._serving(scope)
-        answers = await self._stats_of(concerned.values())
-        found = zip(concerned, answers, strict=True)
-        return StageStats(stages={index: stats for index, stats in found if stats is not None})
-
-    async def collect(self) -> None:
-        """Have every worker report its measurements."""
-        await self._stats_of(self._here())
-
-    async def _stats_of(
-        self, stages: Collection[HostedStage], seconds: float = STATS_SECONDS
-    ) -> list[Stats | None]:
-        answers = await asyncio.gather(*(stats_of(each.worker, seconds) for each in stages))
-        for stage, stats in zip(stages, answers, strict=True):
-            if stats is not None and self._measured is not None:
-                self._measured(stage, stats)
-        return answers
-
-    async def check(self, scope: StageScope) -> StageChecks:
-        """Return whether this node's stages of a deployment at one epoch make progress; takes a
-        second.
-        """
-        concerned = self._serving(scope)
-        answers = await asyncio.gather(
-            *(
-                check_worker(each.worker, is_cpu=each.requested.unit_id == CPU_UNIT)
-                for each in concerned.values()
-            )
-        )
-        found = zip(concerned, answers, strict=True)
-        return StageChecks(stages={index: check for index, check in found if check is not None})
-
-    async def abandon(self, request: AbandonStage) -> None:
-        """Stop a stage that makes no progress; report it as lost, and its unit as hung."""
-        scope = StageScope(deployment=request.deployment, epoch=request.epoch)
-        hosted = self._serving(scope).get(request.index)
-        if hosted is not None:
-            hosted.worker.fail(StalledError(Fault.HUNG.value, request.message))
-
-    def _serving(self, scope: StageScope) -> dict[int, HostedStage]:
-        """Return the stages of a deployment that serve at one epoch, by index."""
-        return {
-            each.serving.index: each
-            for each in self._of(scope.deployment)
-            if each.serving is not None and each.serving.epoch == scope.epoch
-        }
-
-    def _here(self) -> list[HostedStage]:
-        return [each for each in self._hosted.values() if not each.is_stopped]
-
-    def _of(self, deployment: DeploymentId) -> list[HostedStage]:
-        return [each for each in self._here() if each.deployment == deployment]
-
-    def _find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> HostedStage | None:
-        for each in self._of(deployment):
-            if each.requested.epoch == epoch and each.requested.index == index:
-                return each
-        return None
 
     def _check_in_force(self, spec: StageSpec) -> None:
         self._epochs.check(spec.deployment, spec.epoch)
-        if self._find(spec.deployment, spec.epoch, spec.index) is not None:
+        if self.hosted.find(spec.deployment, spec.epoch, spec.index) is not None:
             raise EngineError(f"stage {spec.index} of {spec.deployment} is already here")
-        for each in self._of(spec.deployment):
+        for each in self.hosted.of(spec.deployment):
             if spec.epoch < each.requested.epoch and each.requested.is_same_holding(spec):
                 raise EngineError(
                     f"epoch {spec.epoch.number} of {spec.deployment} is over: epoch"
@@ -413,7 +324,7 @@ class StageHost:
     def _load(self, spec: StageSpec, route: RoutedConnections | None = None) -> Load:
         unit = self._units.require(spec.unit_id)
         own_bytes = unit.device.own_free_bytes
-        taken_bytes = self.memory.device_bytes.get(spec.unit_id, 0)
+        taken_bytes = self.hosted.memory.device_bytes.get(spec.unit_id, 0)
         removed = self._credentials.removed_path
         return Load(
             spec=spec,
@@ -437,7 +348,7 @@ class StageHost:
         """End lower epochs: close their edges, and stop what is loading for them."""
         self._epochs.observe(deployment, epoch)
         loading = []
-        for each in self._of(deployment):
+        for each in self.hosted.of(deployment):
             if each.serving is not None and each.serving.epoch < epoch:
                 each.worker.disconnect(each.serving.epoch)
             if each.loaded is None and each.requested.epoch < epoch:
@@ -448,7 +359,7 @@ class StageHost:
         """Close the edges of an epoch and of lower ones, and wait for the outcome."""
         concerned = [
             each
-            for each in self._of(scope.deployment)
+            for each in self.hosted.of(scope.deployment)
             if each.serving is not None and each.serving.epoch <= scope.epoch
         ]
         for each in concerned:
@@ -469,10 +380,10 @@ class StageHost:
 
     def _is_used(self, deployment: DeploymentId) -> bool:
         """Whether they are used by a coordinator that this node does not see."""
-        return any(each.serving is not None for each in self._of(deployment))
+        return any(each.serving is not None for each in self.hosted.of(deployment))
 
     def _end_orphans(self, deployment: DeploymentId) -> None:
-        if orphans := self._of(deployment):
+        if orphans := self.hosted.of(deployment):
             _log.warning("no coordinator has asked for the stages of %s; stopping them", deployment)
             self._background.spawn(self._stop(orphans))
 
@@ -480,7 +391,7 @@ class StageHost:
 
     def _disconnected(self, worker: WorkerProcess, epoch: Epoch, message: str) -> None:
         """Handle that a worker's edges have closed; it keeps its weights."""
-        hosted = self._hosted.get(worker)
+        hosted = self.hosted.by_worker.get(worker)
         if hosted is None or hosted.serving is None or hosted.serving.epoch != epoch:
             return
         lost, hosted.serving = hosted.serving, None
@@ -490,7 +401,7 @@ class StageHost:
 
     def _ended(self, worker: WorkerProcess, error: PotluckError) -> None:
         self._notes.forget(worker.pid)
-        hosted = self._hosted.pop(worker, None)
+        hosted = self.hosted.by_worker.pop(worker, None)
         if hosted is None:
             return
         spec = hosted.serving or hosted.requested

@@ -254,11 +254,11 @@ def test_a_worker_is_kept_for_the_same_stage_of_a_higher_epoch(make_host: MakeHo
         assert kept.memory == LOADED.memory
         worker = FakeWorker.made[0]
         assert worker.calls == ["connect 1 as 0", "listen 2"]  # epoch 1 goes on
-        assert [each.epoch.number for each in host.memory.held] == [1]
+        assert [each.epoch.number for each in host.hosted.memory.held] == [1]
         await host.connect(connecting(at(2)))
         assert worker.calls[2:] == ["connect 2 as 0"]
-        assert [each.epoch.number for each in host.memory.held] == [2]
-        assert host.memory.planned_bytes == 1000
+        assert [each.epoch.number for each in host.hosted.memory.held] == [2]
+        assert host.hosted.memory.planned_bytes == 1000
         assert alive() == [0]
         assert lost == []
 
@@ -406,18 +406,18 @@ def test_what_the_new_plan_does_not_use_is_released(make_host: MakeHost) -> None
             await start(host, stage)
         later = msgspec.structs.replace(at(3), start_layer=5)
         await start(host, later)
-        held = host.memory.held
+        held = host.hosted.memory.held
         assert [each.start_layer for each in held] == [0, 1, 2, 5]
         keep = tuple(msgspec.structs.replace(each, num_bytes=1) for each in held[1:2])
         await host.release(ReleaseStages(deployment=D, epoch=at(2).epoch, keep=keep))
         # Of a higher epoch it is not for this one to say.
-        assert [each.start_layer for each in host.memory.held] == [1, 5]
-        assert host.memory.planned_bytes == 2000
+        assert [each.start_layer for each in host.hosted.memory.held] == [1, 5]
+        assert host.hosted.memory.planned_bytes == 2000
         await host.connect(connecting(later))
         await host.release(ReleaseStages(deployment=D, epoch=at(2).epoch))
-        assert [each.start_layer for each in host.memory.held] == [1, 5]
+        assert [each.start_layer for each in host.hosted.memory.held] == [1, 5]
         await host.release(ReleaseStages(deployment=D, epoch=at(3).epoch))
-        assert host.memory.held == ()
+        assert host.hosted.memory.held == ()
         assert lost == []
 
     run_in_virtual_time(run())
@@ -431,7 +431,7 @@ def test_one_of_two_that_hold_the_same_is_released(make_host: MakeHost) -> None:
         await start(host, spare)
         await host.connect(connecting(spare))
         await host.release(
-            ReleaseStages(deployment=D, epoch=at(1).epoch, keep=host.memory.held[:1])
+            ReleaseStages(deployment=D, epoch=at(1).epoch, keep=host.hosted.memory.held[:1])
         )
         assert alive() == [1]  # the one in use
 
@@ -566,8 +566,8 @@ def test_a_worker_is_told_how_to_reach_its_unit_by_its_own_node(make_host: MakeH
         )
         # Of the 6 GiB that are free there, the first stage has one.
         assert (first.device_free_bytes, second.device_free_bytes) == (6 * GIB, 5 * GIB)
-        assert host.memory.planned_bytes == 1000 + 2 * 10
-        assert host.memory.device_bytes == {"cpu/native": 0, "one/b": 2 * GIB}
+        assert host.hosted.memory.planned_bytes == 1000 + 2 * 10
+        assert host.hosted.memory.device_bytes == {"cpu/native": 0, "one/b": 2 * GIB}
 
     run_in_virtual_time(run())
 
@@ -602,13 +602,13 @@ def test_a_unit_that_failed_is_out_before_anybody_hears_of_the_stage(make_host: 
         host, lost = make_host()
         await start(host, at(1))
         worker = FakeWorker.made[0]
-        assert [each.pid for each in host.workers_on(UnitId("cpu/native"))] == [worker.pid]
+        assert [each.pid for each in host.hosted.workers_on(UnitId("cpu/native"))] == [worker.pid]
         worker.on_end(worker, FAULT)
         assert failed == [(UnitId("cpu/native"), Fault.DRIVER)]
         assert lost == []
         await asyncio.sleep(0)
         assert [each.fault for each in lost] == ["driver error"]
-        assert host.workers_on(UnitId("cpu/native")) == []
+        assert host.hosted.workers_on(UnitId("cpu/native")) == []
 
     run_in_virtual_time(run())
 
@@ -697,18 +697,18 @@ def test_what_is_asked_of_one_epoch_concerns_no_other(make_host: MakeHost) -> No
                 await host.connect(connecting(spec))
         scope = StageScope(deployment=D, epoch=at(2).epoch)
         well = StageCheck(answers=True, is_stopped=False, has_progress=True)
-        assert (await host.check(scope)).stages == {0: well, 1: well}
-        assert (await host.check(StageScope(deployment=D, epoch=at(1).epoch))).stages == {}
+        assert (await host.hosted.check(scope)).stages == {0: well, 1: well}
+        assert (await host.hosted.check(StageScope(deployment=D, epoch=at(1).epoch))).stages == {}
         abandon = AbandonStage(deployment=D, epoch=at(1).epoch, index=1, message="it was stopped")
-        await host.abandon(abandon)
-        await host.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch, index=5))
+        await host.hosted.abandon(abandon)
+        await host.hosted.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch, index=5))
         assert not any(each.failure for each in FakeWorker.made)
-        await host.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch))
+        await host.hosted.abandon(msgspec.structs.replace(abandon, epoch=at(2).epoch))
         assert [each.failure is not None for each in FakeWorker.made] == [False, True, False, False]
         worker = FakeWorker.made[1]
         assert isinstance(worker.failure, StalledError)
         assert worker.failure.message == "it was stopped"
-        assert (await host.check(scope)).stages == {0: well}
+        assert (await host.hosted.check(scope)).stages == {0: well}
         worker.on_end(worker, worker.failure)
         await asyncio.sleep(0)
         assert [(each.index, each.has_stalled) for each in lost] == [(1, True)]
