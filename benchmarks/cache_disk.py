@@ -33,7 +33,7 @@ from potluck.engines.profiling.synthetic_weights import load_random
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS
+from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS
 from potluck.types.program import Shard
 from potluck.types.step import (
     KV_BLOCK_TOKENS,

@@ -15,7 +15,7 @@ from support.processes.waiting import eventually
 
 from potluck.api import ApiConfig, ApiLimits
 from potluck.api.app import Page
-from potluck.cluster.agent.watching import MAX_WATCHERS
+from potluck.cluster.agent.observation import MAX_WATCHERS
 from potluck.types.console import Notice
 
 FIRST = (

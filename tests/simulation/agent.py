@@ -37,9 +37,9 @@ from support.scheduling.updates import tokens_of
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.leaving import Leaving
+from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers

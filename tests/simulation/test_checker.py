@@ -7,9 +7,8 @@ from simulation.schedules import run_random
 from simulation.stages import Switches, Worker
 from simulation.world import World, room_for
 
-from potluck.scheduling.checkpoints import Checkpoint
+from potluck.scheduling.checkpoints import Checkpoint, StatePool
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.states import StatePool
 
 _MOST = 200
 

@@ -46,8 +46,8 @@ from potluck.probe.machine.cores import default_num_threads
 from potluck.probe.machine.memory import available_memory
 from potluck.quantities import format_bytes
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.frame_limits import MAX_STEP_TOKENS
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
-from potluck.scheduling.step_limits import MAX_STEP_TOKENS
 from potluck.types.choices import Quantization
 from potluck.types.documents.base import document_of
 from potluck.types.memory import MemoryLimit

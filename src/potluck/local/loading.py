@@ -20,7 +20,7 @@ from potluck.local.units import LocalUnit
 from potluck.probe.machine.cores import own_usable_cores
 from potluck.probe.machine.memory import available_memory
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.step_limits import MAX_STEP_TOKENS
+from potluck.scheduling.frame_limits import MAX_STEP_TOKENS
 from potluck.types.choices import ArithmeticChoice, Quantization
 from potluck.types.ranges import require_number
 from potluck.weights.load import Progress

@@ -38,8 +38,8 @@ from potluck.local.units import find_unit
 from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
 from potluck.models.states import num_states_of
 from potluck.probe.machine.cores import own_usable_cores, threads_problem
+from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
-from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
 from potluck.serving.vectors import check_dimensions

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from potluck.placement.keeping import reserved
 from potluck.placement.planned import PlannedModel
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.frame_limits import EdgeLimits, edge_limits
-from potluck.scheduling.step_limits import MAX_STEP_TOKENS, sequences_in_step
+from potluck.scheduling.frame_limits import (
+    MAX_STEP_TOKENS,
+    EdgeLimits,
+    edge_limits,
+    sequences_in_step,
+)
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.deployment import DeploymentRecord, PlanRecord, StageRecord

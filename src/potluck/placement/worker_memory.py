@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from potluck.loading import plan_stage
-from potluck.scheduling.frame_limits import result_bytes
-from potluck.scheduling.step_limits import MAX_STEP_SEQUENCES
+from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES, result_bytes
 from potluck.types.engine import EngineCost
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard

@@ -1,4 +1,4 @@
-"""The size limits of the frames that carry steps and their results between stages."""
+"""The limits of one step, and of the frames that carry steps and results between stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from potluck.errors import ParameterError
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS
 from potluck.types.step import KV_BLOCK_TOKENS
@@ -33,6 +32,26 @@ _BLOCK_BYTES = 128
 _TOKEN_BYTES = 48
 _TOP_BYTES = 20
 """Per returned token, and per alternative."""
+
+
+MAX_STEP_TOKENS = 512
+"""Tokens per step: prefill is bound by arithmetic well before, and scratch stays small."""
+
+MAX_STEP_SEQUENCES = 64
+"""Sequences per step: beyond that a CPU step is bound by arithmetic, not by reading weights."""
+
+MAX_MOVED_BLOCKS = 8
+"""The maximum number of blocks that a step restores, or saves beyond those that it computes. Other
+sequences wait meanwhile: 8 blocks of a 1B model are 4 MiB, about 5 ms from the page cache."""
+
+MAX_SAVED_STATES = 1
+"""The maximum number of states that a step saves: one is as large as the blocks of some 1,000
+tokens."""
+
+
+def sequences_in_step(max_step_tokens: int) -> int:
+    """Return the maximum number of sequences in a step of at most ``max_step_tokens``."""
+    return min(MAX_STEP_SEQUENCES, max_step_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from potluck.scheduling.block_cache import BlockCache, FullBlock, Restoration
+from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS
 from potluck.types.step import HashedBlock, Step, StepId
 
 LEAST_SOUGHT_BLOCKS = 4

@@ -36,17 +36,16 @@ from collections import deque
 from dataclasses import replace
 from itertools import chain, count
 
-from potluck.scheduling.chunks import ChunkController
 from potluck.scheduling.completing import complete_part
 from potluck.scheduling.draft_lengths import StepKind
 from potluck.scheduling.drafting import Drafting
 from potluck.scheduling.forming import Forming, StepInFlight
+from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.scheduling.keeping import Restorer, hashed
-from potluck.scheduling.limits import Load, SchedulerLimits
+from potluck.scheduling.limits import ChunkController, Load, SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState, num_new_tokens
 from potluck.scheduling.stateful_cache import new_cache
-from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.types.drafting import DraftSource
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (

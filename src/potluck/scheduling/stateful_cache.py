@@ -45,13 +45,12 @@ from potluck.scheduling.checkpoints import (
     Checkpoint,
     CheckpointKind,
     PlannedCheckpoint,
+    StatePool,
     TokenPrefix,
 )
-from potluck.scheduling.chunks import STEP_COST_TOKENS
-from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.limits import STEP_COST_TOKENS, SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.states import StatePool
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.states import StateSlots
 from potluck.types.step import KV_BLOCK_TOKENS, HashedState, SequenceId, StateCopy

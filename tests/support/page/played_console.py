@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from support.cluster.calls import a_record
 
 from potluck.cluster.agent.dashboard_tokens import DashboardTokens
+from potluck.cluster.agent.observation import Watcher, Watchers
 from potluck.cluster.agent.view import deployment_view
-from potluck.cluster.agent.watching import Watcher, Watchers
 from potluck.errors import PotluckError
 from potluck.placement.plan_view import PlanOutcome, plan_view
 from potluck.types.cluster import NodeId

@@ -19,8 +19,7 @@ from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
 from support.models.recurrent_configs import RECURRENCES
 
-from potluck.cluster.worker.block_keeper import DiskKeeper
-from potluck.cluster.worker.keeping import open_stores
+from potluck.cluster.worker.block_keeper import DiskKeeper, open_stores
 from potluck.engines.native.engine import NativeEngine
 from potluck.models.layers import with_layers
 from potluck.scheduling.limits import SchedulerLimits

@@ -17,8 +17,13 @@ from potluck.cluster.steps import (
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.frame_limits import MAX_WAITING_SEQUENCES, edge_limits, result_bytes
-from potluck.scheduling.step_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
+from potluck.scheduling.frame_limits import (
+    MAX_MOVED_BLOCKS,
+    MAX_SAVED_STATES,
+    MAX_WAITING_SEQUENCES,
+    edge_limits,
+    result_bytes,
+)
 from potluck.types.ranges import MAX_TOP_LOGPROBS
 from potluck.types.sampling import MAX_LOGIT_BIAS_TOKENS, validate_sampling
 from potluck.types.step import (

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 from support.scheduling.toy_pipeline import ToyPipeline
 
-from potluck.scheduling.chunks import ChunkController
-from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.limits import ChunkController, SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams, Step

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.scheduling.checkpoints import Checkpoint, CheckpointIndex, CheckpointKind, TokenPrefix
+from potluck.scheduling.checkpoints import (
+    Checkpoint,
+    CheckpointIndex,
+    CheckpointKind,
+    StatePool,
+    TokenPrefix,
+)
 from potluck.scheduling.prefix_index import HashChain, root_hash
-from potluck.scheduling.states import StatePool
 from potluck.types.states import StateSlots
 
 TEXT, OTHER = list(range(4000)), list(range(5000, 9000))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.serving.ledger import Ledger, Update
-from potluck.serving.sequence_log import GapError
+from potluck.serving.ledger import GapError, Ledger, Update
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,

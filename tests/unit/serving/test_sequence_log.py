@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from potluck.serving.sequence_log import GapError, SequenceLog
+from potluck.serving.ledger import GapError, SequenceLog
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,

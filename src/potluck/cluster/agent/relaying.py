@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.coordinator_views import CoordinatorViews
+from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.calls import encode
 from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
 from potluck.cluster.sequence_messages import Generate
@@ -30,7 +30,7 @@ from potluck.errors import (
     PotluckError,
     SilentNodeError,
 )
-from potluck.serving.sequence_log import GapError, SequenceLog
+from potluck.serving.ledger import GapError, SequenceLog
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest, SequenceUpdate

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 from potluck.cache_folder import hub_cache_folder
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.coordinator_views import CoordinatorViews
 from potluck.cluster.agent.deployment_calls import DeploymentCalls, report_lost, serve_stages
 from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.edge_routes import edge_routes
@@ -43,6 +42,7 @@ from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.agent.own_address import OwnAddress
+from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.coordinator_views import CoordinatorViews
+from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.background import Spawn
 from potluck.cluster.calls import (
     AskCoordinatorView,

@@ -39,8 +39,8 @@ from potluck.placement.planning import (
     size_of,
 )
 from potluck.placement.rebalancing import RebalancePolicy
+from potluck.scheduling.frame_limits import sequences_in_step
 from potluck.scheduling.limits import SchedulerLimits
-from potluck.scheduling.step_limits import sequences_in_step
 from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective

@@ -20,8 +20,13 @@ from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies, StartDraft
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.epochs import DRAIN_SECONDS, Epochs
-from potluck.cluster.coordinator.metrics import own_metrics, stage_stats, with_stages
-from potluck.cluster.coordinator.paces import Paces, paces_of
+from potluck.cluster.coordinator.metrics import (
+    Paces,
+    own_metrics,
+    paces_of,
+    stage_stats,
+    with_stages,
+)
 from potluck.cluster.coordinator.published_record import Holders, Publish, PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import stop_everything

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.coordinator.paces import Paces, have_changed
+from potluck.cluster.coordinator.metrics import Paces, have_changed
 from potluck.errors import PotluckError
 from potluck.placement.comparison import (
     PlanComparison,

@@ -19,8 +19,7 @@ from potluck.cluster.methods import CONNECT_STAGE, START_STAGE
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageFiles, StageSpec
 from potluck.errors import CallError, EngineError, SilentNodeError
-from potluck.scheduling.frame_limits import EdgeLimits
-from potluck.scheduling.step_limits import sequences_in_step
+from potluck.scheduling.frame_limits import EdgeLimits, sequences_in_step
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.stage import StageSize

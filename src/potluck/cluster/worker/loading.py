@@ -21,7 +21,7 @@ from potluck.catalog import (
     read_profile,
 )
 from potluck.catalog.needs import sample_shard
-from potluck.cluster.worker.keeping import KeptBlocks, open_keeper
+from potluck.cluster.worker.block_keeper import KeptBlocks, open_keeper
 from potluck.cluster.worker.messages import Load, StageSpec
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, PotluckError

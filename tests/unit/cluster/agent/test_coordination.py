@@ -19,7 +19,7 @@ from support.virtual_time.run import run_in_virtual_time
 from potluck.cluster.agent import coordination as module
 from potluck.cluster.agent import records, takeover
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.coordinator_views import CoordinatorViews
+from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.cluster.node_reports import node_report
 
-from potluck.cluster.agent.node_history import NodeHistory
+from potluck.cluster.agent.history import NodeHistory
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import EventKind
 from potluck.types.node import NodeReport, UnitReport

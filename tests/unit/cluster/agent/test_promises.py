@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.cluster.calls import A, B, C, a_record
 
-from potluck.cluster.agent import promises as module
-from potluck.cluster.agent.promises import Promises
+from potluck.cluster.agent import records as module
+from potluck.cluster.agent.records import Promises
 from potluck.cluster.calls import Claim
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState

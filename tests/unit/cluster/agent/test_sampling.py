@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from potluck.cluster.agent.sampling import MAX_STAGES, Sampler
+from potluck.cluster.agent.series import MAX_STAGES, Sampler
 from potluck.types.cluster import NodeId
 from potluck.types.drafting import DraftTotals
 from potluck.types.gateway import GenerationTotals, ModelMetrics, StageMetrics

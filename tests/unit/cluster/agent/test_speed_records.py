@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from potluck.cluster.agent.speed_records import (
+from potluck.cluster.agent.measured_speeds import (
     AGREEING_SECONDS,
     KEPT_SECONDS,
     MAX_FILE_BYTES,

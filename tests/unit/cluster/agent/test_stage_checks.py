@@ -15,9 +15,9 @@ import psutil
 import pytest
 from support.processes.waiting import done_within, eventually
 
-from potluck.cluster.agent import process_stat, stage_checks
+from potluck.cluster.agent import hosted_stage, process_stat
+from potluck.cluster.agent.hosted_stage import check_worker, work_of
 from potluck.cluster.agent.process_stat import is_stopped
-from potluck.cluster.agent.stage_checks import check_worker, work_of
 from potluck.cluster.calls import StageCheck
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import EngineError
@@ -105,7 +105,7 @@ def check(worker: Worker, *, is_cpu: bool = True) -> StageCheck | None:
 def check_at_once(worker: Worker, *, is_cpu: bool = True) -> StageCheck | None:
     """What need not be looked at for long, and is not."""
     with pytest.MonkeyPatch.context() as patched, done_within(2):
-        patched.setattr(stage_checks, "CHECK_SECONDS", 30.0)
+        patched.setattr(hosted_stage, "CHECK_SECONDS", 30.0)
         return check(worker, is_cpu=is_cpu)
 
 
@@ -146,7 +146,7 @@ def test_one_that_is_stopped_is_known_by_the_kernel() -> None:
 
 @pytest.mark.slow
 def test_one_that_is_stopped_for_a_moment_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_checks, "CHECK_SECONDS", 2.0)
+    monkeypatch.setattr(hosted_stage, "CHECK_SECONDS", 2.0)
     with process(COMPUTES) as pid:
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
@@ -188,7 +188,7 @@ def test_names_of_processes_do_not_confuse() -> None:
 
 
 def test_a_check_takes_less_than_a_second() -> None:
-    assert stage_checks.CHECK_SECONDS < 1
+    assert hosted_stage.CHECK_SECONDS < 1
 
 
 @pytest.mark.parametrize("text", ["", "1 (name) ", "1 (name) S 1 2"])

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.agent import token_feed as module
-from potluck.cluster.agent.token_feed import TokenFeed, _in_parts
+from potluck.cluster.agent import sequence_calls as module
+from potluck.cluster.agent.sequence_calls import TokenFeed, _in_parts
 from potluck.cluster.calls import decode, encode
 from potluck.cluster.sequence_messages import Feed, GenerateFailure
 from potluck.errors import CallError, EngineError, OverloadedError

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.agent.watching import MAX_NOTICES, MAX_WATCHERS, Watchers
+from potluck.cluster.agent.observation import MAX_NOTICES, MAX_WATCHERS, Watchers
 from potluck.errors import OverloadedError
 from potluck.types.console import Notice
 

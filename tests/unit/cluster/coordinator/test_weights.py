@@ -28,7 +28,7 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.coordinator.survey import _nodes_with_model
-from potluck.cluster.coordinator.verification import holders_in_order, verify_files
+from potluck.cluster.coordinator.upkeep import holders_in_order, verify_files
 from potluck.cluster.coordinator.weights import StageNeeds, gather_transfers, prepare_weights
 from potluck.cluster.membership import Membership
 from potluck.errors import CallError, EngineError, ModelFileError
