@@ -233,8 +233,8 @@ class Received:
                 if isinstance(update, PotluckError):
                     self.errors.append(update)
                 else:
-                    self.tokens[number].append(update.token)
-                    self.num_over += update.token.finish_reason is not None
+                    self.tokens[number].append(update.tokens[0])
+                    self.num_over += update.tokens[0].finish_reason is not None
                 self.changed.notify()
 
         dispatcher.add(request, deliver, continuation=continuation)
@@ -361,11 +361,11 @@ def generate(dispatcher: Dispatcher, stop: Sequence[str]) -> Generation:
     # Characters of several tokens, so that text is held back where stages are lost.
     characters = "".join(chr(0x20AC + number) for number in range(67)).encode()
     tokenizer = ByteTokenizer(pieces=tuple(bytes([each]) for each in characters[:VOCAB_SIZE]))
-    updates: SimpleQueue[Update] = SimpleQueue()
+    updates: SimpleQueue[tuple[float, Update]] = SimpleQueue()
     request = REQUESTS[0]
     return Generation(
         dispatcher,
-        dispatcher.add(request, updates.put),
+        dispatcher.add(request, lambda update: updates.put((0.0, update))),
         updates,
         prompt_tokens=request.prompt_tokens,
         sampling=request.sampling,

@@ -132,7 +132,7 @@ class Watched:
             self.errors.append(update)
             self.is_over = True
         else:
-            self.take(update.token)
+            self.take(update.tokens[0])
 
 
 def check_step(step: Step, within: SchedulerLimits, watched: dict[SequenceId, Watched]) -> None:

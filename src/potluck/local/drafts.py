@@ -11,10 +11,9 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from potluck.drafting.model import ModelDrafts
-from potluck.errors import PotluckError
 from potluck.serving.dispatcher import Dispatcher
 from potluck.serving.ledger import Update
-from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest, SequenceUpdate
+from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 
 _log = logging.getLogger(__name__)
 
@@ -42,12 +41,7 @@ class DraftingThread:
         """Start a request to the small model. Raise the errors of ``Dispatcher.add``."""
 
         def subscriber(update: Update) -> None:
-            result: SequenceUpdate | Exception
-            if isinstance(update, PotluckError):
-                result = update
-            else:
-                result = SequenceUpdate(tokens=(update.token,))
-            self.post(0.0, lambda: on_update(result))
+            self.post(0.0, lambda: on_update(update))
 
         sequence_id = self._dispatcher.add(request, subscriber)
         return lambda: self._dispatcher.cancel(sequence_id)

@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from potluck.errors import PotluckError
 from potluck.local.tool_calls import ChatOutput
 from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import TimedToken, Update
+from potluck.serving.ledger import Update
 from potluck.text.detokenize import StreamingDetokenizer
-from potluck.types.sequence import FinishReason
+from potluck.types.sequence import FinishReason, SequenceUpdate
 from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
 from potluck.types.text import Tokenizer, ToolCall
 
@@ -101,7 +101,7 @@ class Generation:
         self,
         dispatcher: Dispatcher,
         sequence_id: SequenceId,
-        updates: SimpleQueue[Update],
+        updates: SimpleQueue[tuple[float, Update]],
         *,
         prompt_tokens: Sequence[int],
         sampling: SamplingParams,
@@ -137,10 +137,10 @@ class Generation:
         """
         try:
             while not self._is_over:
-                update = self._updates.get()
+                at, update = self._updates.get()
                 if isinstance(update, PotluckError):
                     raise update
-                yield self._take(update)
+                yield self._take(update, at)
         finally:
             self.close()
 
@@ -166,8 +166,8 @@ class Generation:
             raise PotluckError("the generation was closed before its end")
         return self._result
 
-    def _take(self, update: TimedToken) -> Piece:
-        token = update.token
+    def _take(self, update: SequenceUpdate, at: float) -> Piece:
+        (token,) = update.tokens
         self._num_cached_tokens += update.num_cached_tokens
         self._num_drafted_tokens += token.num_drafted
         self._num_accepted_tokens += token.num_accepted
@@ -185,7 +185,7 @@ class Generation:
             token=token.token,
             logprob=token.logprob,
             top=token.top,
-            seconds=update.at_seconds - self._started,
+            seconds=at - self._started,
         )
         self._pieces.append(piece)
         if reason is not None:

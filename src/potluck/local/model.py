@@ -507,7 +507,7 @@ class Model:
         if isinstance(prediction, str):
             prediction = self.tokenizer.encode(prediction)
         self._check_tokens("prediction", prediction)
-        updates: SimpleQueue[Update] = SimpleQueue()
+        updates: SimpleQueue[tuple[float, Update]] = SimpleQueue()
         request = SequenceRequest(
             prompt_tokens=tuple(tokens),
             sampling=params,
@@ -516,7 +516,9 @@ class Model:
             grammar=grammar,
             prediction=tuple(prediction),
         )
-        sequence_id = self._dispatcher.add(request, updates.put)
+        sequence_id = self._dispatcher.add(
+            request, lambda update: updates.put((time.perf_counter(), update))
+        )
         return Generation(
             self._dispatcher,
             sequence_id,

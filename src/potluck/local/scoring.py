@@ -88,7 +88,7 @@ def _committed(dispatcher: Dispatcher, request: SequenceRequest) -> Sequence[Com
             update = updates.get()
             if isinstance(update, PotluckError):
                 raise update
-            committed.append(update.token)
+            committed.append(update.tokens[0])
     finally:
         dispatcher.cancel(sequence_id)
     return committed

@@ -82,6 +82,6 @@ def _vectors(
 def _received(update: Update) -> bytes:
     if isinstance(update, PotluckError):
         raise update
-    vector = update.token.vector
+    vector = update.tokens[0].vector
     assert vector is not None  # a pooled sequence has no other updates
     return vector

@@ -21,10 +21,10 @@ from functools import partial
 from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.scheduling.limits import Load, SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
-from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, TimedToken, Update
+from potluck.serving.ledger import Ledger, LedgerEntry, Subscriber, Update
 from potluck.serving.pipeline import OnOutcome, Pipeline, StepOutcome
 from potluck.types.drafting import DraftSource
-from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest
+from potluck.types.sequence import NOTHING_COMMITTED, Continuation, SequenceRequest, SequenceUpdate
 from potluck.types.step import SequenceId, StepId
 
 _log = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class Dispatcher:
             if is_late or is_duplicate:
                 self._num_dropped += outcome.error is None  # errors end what was lost
                 return
-            committed: list[tuple[LedgerEntry, TimedToken]] = []
+            committed: list[tuple[LedgerEntry, Update]] = []
             with self._breaking(attachment):
                 for token in self._scheduler.complete(
                     step_id,
@@ -272,10 +272,8 @@ class Dispatcher:
                     state_end=outcome.state_end,
                 ):
                     entry = self._ledger.commit(token)
-                    update = TimedToken(
-                        token=token,
-                        at_seconds=now,
-                        num_cached_tokens=entry.take_cached_tokens(),
+                    update = SequenceUpdate(
+                        tokens=(token,), num_cached_tokens=entry.take_cached_tokens()
                     )
                     committed.append((entry, update))
                 if outcome.error is not None:
@@ -288,7 +286,7 @@ class Dispatcher:
             with self._breaking(attachment):
                 self._tell_committed(committed)
 
-    def _tell_committed(self, committed: Sequence[tuple[LedgerEntry, TimedToken]]) -> None:
+    def _tell_committed(self, committed: Sequence[tuple[LedgerEntry, Update]]) -> None:
         if self._broken is not None:
             return  # every sequence was told so
         failed: set[SequenceId] = set()

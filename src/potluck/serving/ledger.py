@@ -15,6 +15,7 @@ from potluck.types.sequence import (
     CommittedToken,
     Continuation,
     SequenceRequest,
+    SequenceUpdate,
 )
 from potluck.types.step import SequenceId
 
@@ -81,21 +82,8 @@ class GapError(Exception):
         super().__init__(f"the token at position {found} arrived before the one at {expected}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedToken:
-    """A committed token and its time of ``time.perf_counter()``.
-
-    ``num_cached_tokens`` of the sequence's prompt were in the cache when it was first computed
-    here; this is sent with its first token, and is 0 for all others.
-    """
-
-    token: CommittedToken
-    at_seconds: float
-    num_cached_tokens: int = 0
-
-
-Update = TimedToken | PotluckError
-"""What a subscriber receives: tokens, the last with a finish reason, or one error that ends it."""
+Update = SequenceUpdate | PotluckError
+"""One token at a time, the last with a finish reason, or one error that ends the sequence."""
 
 Subscriber = Callable[[Update], None]
 """Called under the dispatcher's lock, on any thread: it must be quick and not call back."""
@@ -106,7 +94,7 @@ class LedgerEntry:
     """A live sequence. Mutable, and changed by its ledger only.
 
     It is computed in steps of its own if ``is_alone``. ``num_cached_tokens`` are not yet delivered
-    (see ``TimedToken``); it is None before the first step.
+    (see ``SequenceUpdate``); it is None before the first step.
     """
 
     sequence_id: SequenceId

@@ -47,5 +47,5 @@ def received(updates: SimpleQueue[Update]) -> list[CommittedToken]:
     while not tokens or tokens[-1].finish_reason is None:
         update = updates.get(timeout=60)
         assert not isinstance(update, PotluckError), update
-        tokens.append(update.token)
+        tokens.append(update.tokens[0])
     return tokens

@@ -227,9 +227,9 @@ class ToyGateway:
                 if isinstance(update, PotluckError):
                     raise update
                 count += 1
-                sequence.committed.append(update.token)
-                yield update.token
-                if update.token.finish_reason is not None:
+                sequence.committed.append(update.tokens[0])
+                yield update.tokens[0]
+                if update.tokens[0].finish_reason is not None:
                     return
         finally:
             self.num_open -= 1

@@ -95,8 +95,8 @@ def receive(updates: SimpleQueue[Update]) -> list[int]:
         update = updates.get(timeout=10)
         if isinstance(update, PotluckError):
             raise update
-        tokens.append(update.token.token)
-        if update.token.finish_reason is not None:
+        tokens.append(update.tokens[0].token)
+        if update.tokens[0].finish_reason is not None:
             return tokens
 
 

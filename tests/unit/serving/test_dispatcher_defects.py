@@ -13,9 +13,9 @@ from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import TimedToken, Update
+from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.sequence import SequenceRequest
+from potluck.types.sequence import SequenceRequest, SequenceUpdate
 from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, StepId
 
 LIMITS = SchedulerLimits(
@@ -173,7 +173,7 @@ def test_after_a_scheduler_that_raises_sequences_go_on_over_the_next_pipeline(
     # A stage that had failed had ended the sequences of its step before the scheduler broke.
     for queue in queues[1 if method == "cancel" else 0 :]:
         tokens = [queue.get_nowait() for _ in range(queue.qsize())]
-        assert [each.token.position for each in tokens if isinstance(each, TimedToken)] == [
+        assert [each.tokens[0].position for each in tokens if isinstance(each, SequenceUpdate)] == [
             1, 2, 3, 4, 5
         ]  # fmt: skip
     assert played.dispatcher.load.num_free_blocks == LIMITS.num_blocks
@@ -241,7 +241,7 @@ def test_tokens_that_a_broken_scheduler_kept_to_itself_are_computed_again(
     while played.steps:
         played.answer()
     tokens = [updates.get_nowait() for _ in range(updates.qsize())]
-    assert [each.token.position for each in tokens if isinstance(each, TimedToken)] == [
+    assert [each.tokens[0].position for each in tokens if isinstance(each, SequenceUpdate)] == [
         1, 2, 3, 4, 5
     ]  # fmt: skip
     played.dispatcher.close()

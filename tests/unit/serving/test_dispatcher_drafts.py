@@ -11,9 +11,9 @@ from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 from potluck.errors import DefectError, PotluckError
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import TimedToken, Update
+from potluck.serving.ledger import Update
 from potluck.serving.pipeline import OnOutcome, StepOutcome
-from potluck.types.sequence import SequenceRequest
+from potluck.types.sequence import SequenceRequest, SequenceUpdate
 from potluck.types.step import SamplingParams, SequenceId, Step
 
 LIMITS = SchedulerLimits(
@@ -107,7 +107,7 @@ class Deployed:
 
     @property
     def tokens(self) -> list[int]:
-        return [each.token.token for each in self.updates if isinstance(each, TimedToken)]
+        return [each.tokens[0].token for each in self.updates if isinstance(each, SequenceUpdate)]
 
 
 def test_a_late_drafter_is_asked_again_when_it_is_ready() -> None:
@@ -125,7 +125,7 @@ def test_a_late_drafter_is_asked_again_when_it_is_ready() -> None:
     assert deployed.drafter.is_closed
     drafts = deployed.dispatcher.load.drafts
     assert 0 < drafts.num_accepted <= drafts.num_drafted
-    tokens = [each.token for each in deployed.updates if isinstance(each, TimedToken)]
+    tokens = [each.tokens[0] for each in deployed.updates if isinstance(each, SequenceUpdate)]
     assert sum(token.num_accepted for token in tokens) == drafts.num_accepted
 
 

@@ -126,8 +126,9 @@ class _Deliveries:
                 waiting.error = update
             else:
                 waiting.num_cached_tokens += update.num_cached_tokens
-                waiting.tokens.append(update.token)
-                self._count(waiting, update.token)
+                (token,) = update.tokens
+                waiting.tokens.append(token)
+                self._count(waiting, token)
             if waiting.error is not None or len(waiting.tokens) == 1:
                 given.append(waiting)
         for waiting in given:
