@@ -1,6 +1,6 @@
 """What coarser scales of quantized activations cost: ``METHODOLOGY.md``, "Activation scales".
 
-    PYTHONPATH=. python benchmarks/activation_scales.py OUT.json [--documents 200]
+    PYTHONPATH=.:tests python benchmarks/activation_scales.py OUT.json [--documents 200]
 
 Products with quantized weights take activations of 8 bits. Potluck gives every 32 of them a scale
 (ADR 4); a matrix unit would rather have one for 256, or one for a whole row. Both are tried here in
@@ -24,6 +24,8 @@ from unittest import mock
 import numpy as np
 from circumstances import circumstances
 from numpy.typing import NDArray
+from support.reference import ops as reference_ops
+from support.reference.engine import ReferenceEngine
 
 from potluck.catalog.description import (
     canonical_source,
@@ -32,8 +34,6 @@ from potluck.catalog.description import (
     open_weights,
 )
 from potluck.engines.dequantize import dequantize
-from potluck.engines.reference import ops as reference_ops
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import convert_rows
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables

@@ -6,8 +6,13 @@ python tools/self_test_logits.py > src/potluck/probe/cases/program_case_logits.j
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
-from potluck.engines.reference.engine import ReferenceEngine
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.reference.engine import ReferenceEngine
+
 from potluck.engines.self_test import program_logits
 from potluck.types.expert_use import NO_EXPERTS
 from potluck.types.program import Program

@@ -11,8 +11,8 @@ from support.engines.native_pipeline import VOCAB_SIZE, Part, Pipeline, make_pro
 from support.engines.parity import native_error_limit, rms
 from support.models.configs import with_experts
 from support.models.random_weights import load_random_weights
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import available_isas
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.model import ModelConfig

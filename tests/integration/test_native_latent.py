@@ -19,9 +19,9 @@ from support.engines.parity import native_error_limit, rms
 from support.engines.pools import pool_of
 from support.models.configs import make_config
 from support.models.random_weights import load_random_weights
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines.native.engine import NativeEngine, cache_bytes, scratch_bytes
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.kernels import available_isas
 from potluck.models.layers import with_layers
 from potluck.types.arithmetic import Arithmetic, arithmetics_with

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from support.engines.pools import pool_of
 from support.models.random_weights import as_bytes, stored_rows
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines.native.engine import NativeEngine, scratch_bytes
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.engine import Engine
 from potluck.types.program import (
     HIDDEN,

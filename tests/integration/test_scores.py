@@ -28,9 +28,9 @@ from support.engines.native_pipeline import (
 )
 from support.models.random_weights import load_random_weights
 from support.processes.held_memory import held_bytes
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines.native.engine import scratch_bytes
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.local import Model
 from potluck.scheduling.blocks import blocks_for

@@ -25,8 +25,8 @@ from support.engines.native_pipeline import (
 )
 from support.engines.parity import rms
 from support.models.random_weights import load_random_weights
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.scheduling.blocks import blocks_for
 from potluck.serving.ledger import Update

@@ -28,10 +28,10 @@ from support.models.recurrent_configs import (
     latent_config,
     parallel_config,
 )
+from support.reference.engine import ReferenceEngine
 from support.text.grammars import BYTES, TOKENS
 
 from potluck.engines.native.engine import NativeEngine
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.grammars import build
 from potluck.grammars.step_masks import StepMasks
 from potluck.models.program import build_program

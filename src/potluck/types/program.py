@@ -2,7 +2,7 @@
 
 A program is a list of ops over named *registers*. A register is a float32 matrix with one row per
 token of the step and a fixed width; weights are named tensors (canonical names, see
-``potluck.models``). ``potluck.engines.reference.engine`` defines the meaning of every op.
+``potluck.models``). ``tests/support/reference/engine.py`` defines the meaning of every op.
 
 A program covers one shard. If it has the embedding, it begins with ``Embed``; otherwise the
 register ``hidden`` is the stage's input. If it has the head, it ends with ``Head``; otherwise

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from support.models.tensor_sources import MemorySource
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.models.division import divide_program
 from potluck.types.engine import NO_MASKS, Engine, StepResult

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from potluck.engines.reference.engine import ReferenceEngine
+from support.reference.engine import ReferenceEngine
+
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.expert_use import NO_EXPERTS, ExpertUse

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from support.engines.pools import pool_of
 from support.engines.proofs import PROOFS
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines.dequantize import dequantize
 from potluck.engines.native.engine import NativeEngine
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.registry import stored_tensors

@@ -52,7 +52,7 @@ _BUILT_WHEELS = _modules(
     "portability/test_wheel_build", "portability/test_run_demo", "portability/test_newcomers"
 )
 _LOADS = _modules("portability/test_predictions", "portability/test_wheel_plans")
-_MODELS = _support("engines", "formats", "kernels", "models", "text")
+_MODELS = _support("engines", "formats", "kernels", "models", "reference", "text")
 _EMULATED = _modules(
     "kernel/test_kernel_check", "kernel/test_amx_products", "kernel/test_amx_emulator"
 )

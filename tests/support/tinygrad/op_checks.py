@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from support.engines.parity import native_error_limit, rms
 from support.models.random_weights import load_random_weights
+from support.reference import ops as reference_ops
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference import ops as reference_ops
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.engines.tinygrad.adapter import Ops, Tensor, TinyJit, UOp, dtypes
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend, bound_last_block
 from potluck.engines.tinygrad.device import open_device

@@ -14,11 +14,11 @@ from support.engines.parity import native_error_limit, rms
 from support.engines.stages import cut
 from support.models.configs import make_config
 from support.models.random_weights import load_random_weights
+from support.reference.engine import ReferenceEngine
+from support.reference.sampling import sample, score
 from support.text.token_masks import mask_rows
 from tinygrad.helpers import GlobalCounters
 
-from potluck.engines.reference.engine import ReferenceEngine
-from potluck.engines.reference.sampling import sample, score
 from potluck.engines.tinygrad import sizes
 from potluck.engines.tinygrad.backend import COST
 from potluck.engines.tinygrad.device import open_device

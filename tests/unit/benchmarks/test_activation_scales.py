@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from activation_scales import activations_in_groups, demo_losses, log_softmax, quantized
-
-from potluck.engines.reference import ops as reference_ops
+from support.reference import ops as reference_ops
 
 
 def test_every_group_has_a_scale_of_its_own() -> None:

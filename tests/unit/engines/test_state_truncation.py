@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from support.models.canonical_weights import load_canonical_weights
 from support.models.recurrent_configs import RECURRENCES, hybrid_config
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.program import Shard

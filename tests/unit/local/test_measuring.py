@@ -10,8 +10,8 @@ import pytest
 from support.engines.stages import cut
 from support.models.canonical_weights import load_canonical_weights
 from support.models.recurrent_configs import GATED_DELTA, hybrid_config
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.local.measuring import Measurement, Workload
 from potluck.local.model import Model
 from potluck.models.program import build_program

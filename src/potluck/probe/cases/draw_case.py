@@ -4,7 +4,7 @@ The logits are multiples of 1/8, which are exact in every format; each sequence 
 The draws cover all code paths of sampling: few candidate tokens and nearly all, limited by top-k,
 by top-p and by both, with a mask and without. Every backend samples with the core's kernels.
 
-The expected tokens are those of the specification (``potluck.engines.reference.sampling``); a test
+The expected tokens are those of the specification (``tests/support/reference/sampling.py``); a test
 draws them again.
 """
 

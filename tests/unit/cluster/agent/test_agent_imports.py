@@ -12,7 +12,6 @@ HEAVY = (
     "llguidance",
     "numpy",
     "potluck.api",
-    "potluck.engines.reference.engine",
     "potluck.kernels",
     "potluck.placement.place",
     "prometheus_client",

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from support.models.canonical_weights import load_canonical_weights
 from support.models.recurrent_configs import RECURRENCES, hybrid_config
 from support.processes.waiting import eventually
+from support.reference.engine import ReferenceEngine
 
 from potluck.cluster.worker.block_keeper import MAX_QUEUED_STATES, DiskKeeper, open_stores
 from potluck.cluster.worker.block_store import BlockStore
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.engine import BlockFormat

@@ -19,7 +19,6 @@ NOT_NEEDED = (
     "potluck.cluster.agent",
     "potluck.cluster.coordinator",
     "potluck.cluster.membership",
-    "potluck.engines.reference",
     "potluck.placement.solver",
     "potluck.scheduling.scheduler",
     "potluck.text",

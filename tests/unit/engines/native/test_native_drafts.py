@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from support.engines.native_pipeline import VOCAB_SIZE, Part, Pipeline, small_config
 from support.engines.pools import pool_of
+from support.reference import engine as reference
 from support.text.token_masks import mask_of
 
 from potluck.engines.native.engine import available_isas
 from potluck.engines.native.program import core_opening
-from potluck.engines.reference import engine as reference
 from potluck.errors import EngineError
 from potluck.kernels import runner
 from potluck.types.arithmetic import Arithmetic, arithmetics_with

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines.native.engine import NativeEngine
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.types.program import (
     Activation,
     Add,

@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from support.engines.pools import pool_of
 from support.kernels import cpp_checks
+from support.reference.sampling import philox_4x32_10, uniform
+from support.reference.sampling import sample as reference_sample
 from support.text.token_masks import mask_of
 
 from potluck.engines.native.engine import available_isas
 from potluck.engines.native.program import core_opening
-from potluck.engines.reference.sampling import philox_4x32_10, uniform
-from potluck.engines.reference.sampling import sample as reference_sample
 from potluck.kernels import runner
 from potluck.types.step import SamplingParams, SequenceId, SequenceOpening
 

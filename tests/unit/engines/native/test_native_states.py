@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines.native import engine as native
 from potluck.engines.native.engine import NativeEngine, available_isas
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.types.program import (
     Add,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from support.engines.stages import Stages, cut, load_weights
 from support.models.configs import make_config
 from support.models.state_dict_source import StateDictSource
+from support.reference.engine import ReferenceEngine
 from support.text.token_masks import mask_rows
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError, ParameterError
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.models.program import build_program, weight_specs

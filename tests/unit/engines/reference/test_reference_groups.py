@@ -12,9 +12,9 @@ import pytest
 from support.engines.groups import GroupEngine, divided, group_factory, reference_member
 from support.models.canonical_weights import load_canonical_weights
 from support.models.configs import make_config
+from support.reference.ops import product, row_wise_product
 from support.text.token_masks import mask_rows
 
-from potluck.engines.reference.ops import product, row_wise_product
 from potluck.errors import EngineError
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables

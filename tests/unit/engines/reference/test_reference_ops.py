@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.reference import ops
 
-from potluck.engines.reference import ops
 from potluck.types.program import Activation, Moe
 
 Floats = NDArray[np.float32]

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.text.token_masks import mask_of
-
-from potluck.engines.reference.sampling import (
+from support.reference.sampling import (
     Choice,
     adjust_logits,
     draw,
@@ -22,6 +20,8 @@ from potluck.engines.reference.sampling import (
     sample,
     uniform,
 )
+from support.text.token_masks import mask_of
+
 from potluck.errors import EngineError
 from potluck.types.step import SamplingParams
 

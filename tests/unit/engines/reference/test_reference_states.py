@@ -17,8 +17,8 @@ from support.models.recurrent_configs import (
     latent_config,
     parallel_config,
 )
+from support.reference.engine import ReferenceEngine
 
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.errors import EngineError
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.engines.fake_backends.behaviour import right_results
+from support.reference.sampling import sample
 
 from potluck.engines.native.trial import _maker
-from potluck.engines.reference.sampling import sample
 from potluck.engines.self_test import drawn_tokens
 from potluck.kernels import available_isas
 from potluck.probe.cases import draw_case as case

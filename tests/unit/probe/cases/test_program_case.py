@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from support.reference.engine import ReferenceEngine
 
 from potluck.engines import self_test
-from potluck.engines.reference.engine import ReferenceEngine
 from potluck.probe.cases import program_case as case
 from potluck.types.expert_use import NO_EXPERTS
 from potluck.types.program import (

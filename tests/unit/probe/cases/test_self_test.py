@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.engines.fake_backends.behaviour import right_results
+from support.reference.ops import attention
 
 from potluck.engines.dequantize import dequantize
-from potluck.engines.reference.ops import attention
 from potluck.probe.cases import self_test as case
 from potluck.types.tensor import TensorFormat
 

@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
+from support.reference import ops
+from support.reference.group import ReferenceGroup
+from support.reference.sampling import sample, score
+from support.reference.weights import ReferenceWeights
 
 from potluck.engines.pooling import StepPooler
-from potluck.engines.reference import ops
-from potluck.engines.reference.group import ReferenceGroup
-from potluck.engines.reference.sampling import sample, score
-from potluck.engines.reference.weights import ReferenceWeights
 from potluck.engines.step_checks import check_masks, check_openings, check_sampled, check_step
 from potluck.errors import EngineError
 from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
