@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from potluck.engines.native.abilities import ABILITIES as NATIVE_ABILITIES
 from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
-from potluck.engines.tinygrad.libraries import LIBRARIES as TINYGRAD_LIBRARIES
+from potluck.engines.tinygrad.environment import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError
 from potluck.types.abilities import BackendAbilities
 from potluck.types.backend import BackendSpec, DeviceKind

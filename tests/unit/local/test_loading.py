@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.errors import ParameterError
-from potluck.local.stages import split_evenly
+from potluck.local.loading import split_evenly
 
 
 @given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))))

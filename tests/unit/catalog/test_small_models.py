@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.drafting.vocabularies import require_same_vocabulary
+from potluck.catalog.small_models import require_same_vocabulary
 from potluck.errors import ParameterError
 from potluck.types.text import TokenList
 
