@@ -206,8 +206,8 @@ def _folders(
     system: System, directory: StateDirectory | None, cache_root: Path | None
 ) -> Iterator[Folder]:
     from potluck.cache_folder import hub_cache_folder
-    from potluck.probe.doctor.disk import CACHE, MODELS, STATE
     from potluck.probe.doctor.look import inspect_folder
+    from potluck.probe.doctor.settings import CACHE, MODELS, STATE
 
     wanted = [
         (STATE, None if directory is None else directory.path, _STATE_BYTES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -137,3 +138,9 @@ def parse_metadata(data: bytes) -> Metadata:
         requires_python=raw.get("requires_python", ""),
         extras=frozenset(map(canonicalize_name, raw.get("provides_extra", ()))),
     )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

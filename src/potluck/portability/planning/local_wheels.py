@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from potluck.errors import UsageError
-from potluck.portability.planning.digests import sha256_of
-from potluck.portability.planning.index import Index, IndexFile, parse_filename
+from potluck.portability.planning.index import Index, IndexFile, parse_filename, sha256_of
 
 
 class WithLocalWheels:

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import WheelDownloadError, WheelFileError
-from potluck.portability.checks.variant_check import missing_properties
-from potluck.portability.checks.variant_properties import Namespace, has_any, variant_rank
+from potluck.portability.checks.variant_properties import (
+    Namespace,
+    has_any,
+    missing_properties,
+    variant_rank,
+)
 from potluck.portability.planning.index import Index, IndexFile, parse_filename
 from potluck.portability.planning.releases import Release
 from potluck.portability.planning.variant_markers import VariantFacts

@@ -5,6 +5,8 @@ Also has queries that several checks share.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -32,6 +34,22 @@ _APIS = {
 
 _DRAWING_DRIVERS = frozenset({"lima"})
 """Drivers of GPUs that cannot compute at all (Mali-400 to 470)."""
+
+_DIRECTORIES = (
+    "/usr/lib/{machine}-linux-gnu",
+    "/usr/lib/{machine}-linux-gnu/mali",
+    "/usr/lib/{machine}-linux-gnu/nvidia",
+    "/usr/lib/{machine}-linux-gnu/nvidia/current",
+    "/usr/lib/{machine}-linux-gnu/tegra",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/mali",
+    "/usr/local/lib",
+    "/usr/lib/wsl/lib",
+    "/vendor/lib64",
+    "/system/vendor/lib64",
+)
+"""Directories of Debian and Fedora derivatives, Arch, vendors' installers, WSL and Android."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,3 +290,21 @@ def title(device: Device) -> str:
     if words and name.startswith(words[-1]):
         words.pop()
     return " ".join([*words, name])
+
+
+def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
+    """Return files whose whole name matches ``pattern``, by their paths on the machine."""
+    seen: set[Path] = set()
+    usual = (each.format(machine=case.report.cpu.architecture) for each in _DIRECTORIES)
+    for directory in (*case.library_folders, *usual):
+        path = case.below_files(directory)
+        try:
+            resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        except (OSError, RuntimeError):  # RuntimeError: a loop of links
+            continue
+        if resolved in seen:
+            continue
+        seen.add(resolved)
+        for file in case.system.entries(path):
+            if re.fullmatch(pattern, file.name):
+                yield PurePosixPath(directory) / file.name

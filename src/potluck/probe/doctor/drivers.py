@@ -7,9 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import Case, title
+from potluck.probe.doctor.case import Case, libraries, title
 from potluck.probe.doctor.finding import Finding
-from potluck.probe.doctor.libraries import libraries
 from potluck.types.hardware import Device
 
 RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from potluck.probe.detectors import opencl
-from potluck.probe.doctor.case import Case, title
+from potluck.probe.doctor.case import Case, libraries, title
 from potluck.probe.doctor.finding import Finding, Severity
-from potluck.probe.doctor.libraries import libraries
 
 _VENDORS = "/etc/OpenCL/vendors"
 

@@ -30,7 +30,6 @@ _MODULES = (
             "hosts/host",
             "hosts/installed",
             "hosts/library_file",
-            "hosts/loader_cache",
             "hosts/loader_paths",
             "hosts/root_files",
             "hosts/symbol_set",

@@ -11,8 +11,8 @@ from support.engines.fake_backends.behaviour import CALLS, device
 
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import VendorQuery
+from potluck.probe.discovery import ask_vendor
 from potluck.probe.processes.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
-from potluck.probe.vendor import ask_vendor
 from potluck.types.hardware import DetectorReport
 
 TESTS = Path(__file__).parents[2]

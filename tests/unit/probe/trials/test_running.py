@@ -10,8 +10,13 @@ from support.engines.fake_backends.behaviour import device, spec
 from potluck.probe.cache import ProbeCache
 from potluck.probe.processes.child import ChildAnswer, ChildOutcome
 from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
-from potluck.probe.trials.retest import Retest, is_unit_quarantined, quarantine_unit, retest
-from potluck.probe.trials.running import try_backend
+from potluck.probe.trials.running import (
+    Retest,
+    is_unit_quarantined,
+    quarantine_unit,
+    retest,
+    try_backend,
+)
 from potluck.types.hardware import Trial
 from potluck.types.unit import Fault
 

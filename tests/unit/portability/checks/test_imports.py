@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from support.portability.linking import a_host
 
+from potluck.portability.checks.imports import file_of_module, is_for_other_python
 from potluck.portability.hosts.host import HostPython
-from potluck.portability.wheels.module_files import file_of_module, is_for_other_python
 
 OWN = "p/a.cpython-315-x86_64-linux-gnu.so"
 OWN_FREE = "p/a.cpython-315t-x86_64-linux-gnu.so"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.placement.shares import shares_of
+from potluck.placement.group_search import shares_of
 
 SECONDS = st.lists(st.floats(0.1, 3.0), min_size=2, max_size=8)
 
