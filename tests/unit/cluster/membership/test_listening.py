@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cluster.acceptor.takeover import take_listener
+from potluck.cluster.membership.listening import take_listener
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])

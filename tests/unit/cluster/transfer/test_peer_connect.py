@@ -22,7 +22,7 @@ from support.cluster.transfers import (
 )
 from support.processes.waiting import eventually
 
-from potluck.cluster.transfer import assignments, dial_back, peer_lane
+from potluck.cluster.transfer import assignments, peer_connect, peer_lane
 from potluck.cluster.transfer.messages import DialWanted
 from potluck.cluster.transfer.peer_connect import connect_to_peer
 from potluck.cluster.transfer.peer_frames import HELLO, OFFER, SERVER_NAME, is_offer
@@ -41,7 +41,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_lane, "_PAUSES", (0.05, 0.05))
     monkeypatch.setattr(peer_lane, "_IDLE_SECONDS", 0.3)
     monkeypatch.setattr(assignments, "STRANDED_SECONDS", 0.5)
-    monkeypatch.setattr(dial_back, "DIAL_BACK_SECONDS", 2.0)
+    monkeypatch.setattr(peer_connect, "DIAL_BACK_SECONDS", 2.0)
 
 
 @contextmanager
@@ -181,13 +181,13 @@ def test_an_offer_is_no_hello() -> None:
 
 def test_answers_that_come_too_late_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = NodeId("a" * 16)
-    monkeypatch.setattr(dial_back, "DIAL_BACK_SECONDS", 0.1)
+    monkeypatch.setattr(peer_connect, "DIAL_BACK_SECONDS", 0.1)
     was_requested = threading.Event()
-    waiting = dial_back.DialBacks(lambda _: was_requested.set())
-    with pytest.raises(dial_back.DialBackError, match=r"did not connect within 0\.1 s"):
+    waiting = peer_connect.DialBacks(lambda _: was_requested.set())
+    with pytest.raises(peer_connect.DialBackError, match=r"did not connect within 0\.1 s"):
         waiting.connection(peer)
     assert was_requested.is_set()
     waiting.failed(peer, "of the first request")
-    with pytest.raises(dial_back.DialBackError, match="within"):
+    with pytest.raises(peer_connect.DialBackError, match="within"):
         waiting.connection(peer)
     assert not waiting.is_needed(peer)
