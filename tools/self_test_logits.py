@@ -9,7 +9,7 @@ import json
 
 from potluck.engines.reference.engine import ReferenceEngine
 from potluck.engines.self_test import program_logits
-from potluck.types.expert_use import NO_EXPERTS
+from potluck.types.engine import NO_EXPERTS
 from potluck.types.program import Program
 
 

@@ -1,7 +1,8 @@
 """The backends of this build. Adding one takes two modules and a row here.
 
 Only this table, or another one in the agent's own configuration, determines which modules a process
-imports for a backend. Other nodes only name units and backends.
+imports for a backend. Other nodes only name units and backends. It imports neither the compiled
+core nor NumPy nor tinygrad: the probe and planning use it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from potluck.engines.native.abilities import ABILITIES as NATIVE_ABILITIES
-from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad.environment import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError
-from potluck.types.abilities import BackendAbilities
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, UnitAddress
 
 if TYPE_CHECKING:
     from potluck.types.hardware import Trial
+
+NATIVE_ABILITIES = BackendAbilities(
+    features=ALL_FEATURES,
+    formats=frozenset(COMPUTED_FORMATS),
+    has_arithmetics=True,
+    maps_weights=True,
+    is_built_in=True,
+)
+"""Every op. Weights in formats without kernels are converted when they are loaded."""
+
+TINYGRAD_ABILITIES = BackendAbilities(
+    features=frozenset(
+        {
+            "Add",
+            "Add with scale",
+            "Attention",
+            "Attention with softcap",
+            "Attention with window",
+            "Attention without k",
+            "Attention without v",
+            "Embed",
+            "GatedActivation",
+            "GatedActivation with activation gelu_tanh",
+            "GatedActivation with up_start",
+            "Head",
+            "Head with scale",
+            "Head with softcap",
+            "Head without weight",
+            "LayerNorm",
+            "Linear",
+            "Linear with bias",
+            "Multiply",
+            "RmsNorm",
+            "RmsNorm without weight",
+            "Rope",
+            "Rope with table",
+            "Scale",
+            "SigmoidGate",
+        }
+    ),
+    formats=frozenset(  # the same as ``tinygrad.layout.BLOCKS``; a test compares the two
+        {
+            TensorFormat.F32,
+            TensorFormat.F16,
+            TensorFormat.BF16,
+            TensorFormat.Q8_0,
+            TensorFormat.Q4_0,
+            TensorFormat.Q4_1,
+            TensorFormat.Q5_0,
+            TensorFormat.Q5_1,
+            TensorFormat.Q4_K,
+            TensorFormat.Q5_K,
+            TensorFormat.Q6_K,
+        }
+    ),
+)
+"""There is no ``Moe``: which experts a token needs is known only when the graph runs. Without it,
+the sinks and the activation of gpt-oss would be of no use."""
 
 _NATIVE = BackendSpec(
     name=NATIVE,

@@ -55,6 +55,7 @@ from potluck.cluster.transfer.messages import (
     SetServing,
     SetSources,
     StateAnswer,
+    TransferSettings,
     Waiting,
     Want,
 )
@@ -64,7 +65,6 @@ from potluck.cluster.transfer.peer_frames import HELLO, OFFER, is_offer
 from potluck.cluster.transfer.peer_lane import PeerLane
 from potluck.cluster.transfer.peer_session import PeerSession
 from potluck.cluster.transfer.readers import Reader
-from potluck.cluster.transfer.settings import TransferSettings
 from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.cluster.transfer.shared_file import sha256_of
 from potluck.cluster.trust.connection_sources import (

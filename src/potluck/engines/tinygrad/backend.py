@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from potluck.engines.backends import TINYGRAD_ABILITIES
 from potluck.engines.tinygrad import sizes
-from potluck.engines.tinygrad.abilities import ABILITIES
 from potluck.engines.tinygrad.environment import tinygrad_device, tinygrad_environment
 from potluck.engines.tinygrad.layout import MatrixLayout
 from potluck.errors import EngineError
@@ -38,8 +38,8 @@ class TinygradCost:
 
     @property
     def abilities(self) -> BackendAbilities:
-        """See ``tinygrad.abilities``."""
-        return ABILITIES
+        """See ``engines.backends``."""
+        return TINYGRAD_ABILITIES
 
     @property
     def process_bytes(self) -> int:

@@ -5,6 +5,7 @@ Also has queries that several checks share.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from potluck.portability.finding import Finding as Lack
 from potluck.probe.doctor.distribution import Distribution
-from potluck.probe.doctor.finding import Severity
 from potluck.probe.machine.system import System
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
+from potluck.types.documents.base import NonEmpty
 from potluck.types.hardware import Device, ProbeReport, Trial
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
@@ -50,6 +51,35 @@ _DIRECTORIES = (
     "/system/vendor/lib64",
 )
 """Directories of Debian and Fedora derivatives, Arch, vendors' installers, WSL and Android."""
+
+
+class Severity(enum.Enum):
+    """How severe a finding is."""
+
+    PREVENTS = "prevents"
+    """A unit that could work does not, or this node cannot take part in a cluster."""
+    SLOWS = "slows"
+    NOTE = "note"
+    """Information; it may be intended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One possible improvement."""
+
+    check: NonEmpty
+    """The name of the check in ``docs/guides/doctor.md``."""
+    severity: Severity
+    """``prevents``: a unit that could work does not, or this node cannot take part in a cluster
+    (exit code 1)."""
+    message: NonEmpty
+    """One line."""
+    command: NonEmpty
+    """The command to run, as root if it begins with sudo."""
+    details: str = ""
+    """One more line about the command; may be empty."""
+    device_id: NonEmpty | None = None
+    """The device concerned, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ from potluck.probe.doctor import (
     settings,
     trials,
 )
-from potluck.probe.doctor.case import KERNEL_LOG, Case, title
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import KERNEL_LOG, Case, Finding, Severity, title
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from potluck.probe.doctor.case import Case, Folder
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import Case, Finding, Folder, Severity
 from potluck.quantities import format_bytes
 
 STATE = "the node's state"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import KERNEL_LOG, Case, title
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import KERNEL_LOG, Case, Finding, Severity, title
 from potluck.probe.trials.running import is_tried_on
 
 _WAIT = "potluck probe --wait"

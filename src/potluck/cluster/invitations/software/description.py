@@ -26,7 +26,6 @@ _MODULES = (
             "hosts/__init__",
             "hosts/amd_architectures",
             "hosts/c_library",
-            "hosts/described_libraries",
             "hosts/host",
             "hosts/installed",
             "hosts/library_file",

@@ -9,8 +9,7 @@ import subprocess
 
 import pytest
 
-from potluck.cluster.invitations.software.endpoint import Endpoint
-from potluck.cluster.invitations.software.lines import python_line, shell_line
+from potluck.cluster.invitations.software.endpoint import Endpoint, python_line, shell_line
 from potluck.cluster.invitations.software.service import installer, shell_installer
 
 ENDPOINT = Endpoint(
