@@ -115,8 +115,8 @@ def _probe(question: _Question, tell: _Tell) -> None:
     from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
     from potluck.probe.choose import choose_units
+    from potluck.probe.machine.boards import machine_name
     from potluck.probe.machine.cores import default_num_threads
-    from potluck.probe.machine.machine_name import machine_name
     from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import (
         Measuring,

@@ -40,7 +40,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.methods import PUT, REBALANCE, REMOVE, RETIRE, TAKE_OVER
 from potluck.cluster.trust.credentials import Credentials
 from potluck.drafting.sources import names_model
-from potluck.engines.costs import CostOf
+from potluck.engines.backends import CostOf
 from potluck.errors import CallError, EngineError, NodeLostError, ParameterError, PotluckError
 from potluck.placement.model_counting import counting_of
 from potluck.placement.new_deployment import (

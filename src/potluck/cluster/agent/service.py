@@ -67,7 +67,7 @@ from potluck.cluster.transfer.peer_frames import SERVER_NAME
 from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
 from potluck.cluster.trust import pem_files
 from potluck.cluster.worker.messages import Stats
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of
 from potluck.errors import CallError, PotluckError
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.doctor.case import Cluster

@@ -10,7 +10,7 @@ import msgspec
 
 from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.drafting.sources import names_model
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of
 from potluck.placement.fleet.description import Fleet, LinkFigures, LinkPair, Machine
 from potluck.placement.fleet.file import read_fleet
 from potluck.placement.fleet.reports import coordinator_of, node_id_of, node_reports
