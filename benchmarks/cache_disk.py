@@ -29,7 +29,7 @@ from potluck.cluster.worker.block_keeper import DiskKeeper
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.native.pool import make_pool
-from potluck.engines.profiling.synthetic_weights import load_random
+from potluck.engines.profiling.rate_program import load_random
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables

@@ -36,7 +36,7 @@ from potluck.models.states import slot_bytes
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
-from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+from potluck.probe.machine.cores import last_level_cache_bytes
 from potluck.types.choices import Quantization
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.model import (

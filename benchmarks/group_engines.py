@@ -89,7 +89,7 @@ class Exchanges:
         self.link_seconds = 0.0
 
     def exchange(self, sent: Sequence[memoryview], received: Sequence[memoryview]) -> None:
-        """See ``potluck.types.exchange.Exchange``."""
+        """See ``potluck.types.engine.Exchange``."""
         assert self.other is not None
         num_sent, num_received = max(map(len, sent)), max(map(len, received))
         if num_sent:
@@ -115,7 +115,7 @@ class Nothing:
         self.num_exchanges = 0
 
     def exchange(self, sent: Sequence[memoryview], received: Sequence[memoryview]) -> None:
-        """See ``potluck.types.exchange.Exchange``."""
+        """See ``potluck.types.engine.Exchange``."""
         self.num_exchanges += 1
 
 

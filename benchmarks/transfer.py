@@ -26,7 +26,7 @@ from pathlib import Path
 from circumstances import circumstances
 
 from potluck.cluster.transfer.client import TransferClient
-from potluck.cluster.transfer.settings import TransferSettings
+from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.cluster.trust.authority import derive_authority, issue_credentials
 from potluck.cluster.trust.pem_files import pem_paths, write_pem_files

@@ -29,7 +29,7 @@ from circumstances import circumstances
 from potluck.portability.checks.needs_cache import default_needs_folder
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.hosts.shipped import load_shipped_host
-from potluck.portability.planning.local_wheels import WithLocalWheels
+from potluck.portability.planning.index import WithLocalWheels
 from potluck.portability.planning.pip_index import PipIndex
 from potluck.portability.planning.plan import HostPlan
 from potluck.portability.planning.planner import Planner

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.types.exchange import Exchange
+from potluck.types.engine import Exchange
 from potluck.types.program import Op
 """
 

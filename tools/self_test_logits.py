@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.reference.engine import ReferenceEngine
 
 from potluck.engines.self_test import program_logits
-from potluck.types.expert_use import NO_EXPERTS
+from potluck.types.engine import NO_EXPERTS
 from potluck.types.program import Program
 
 

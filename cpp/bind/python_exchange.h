@@ -1,4 +1,4 @@
-// An exchange that is implemented in Python (potluck.types.exchange.Exchange).
+// An exchange that is implemented in Python (potluck.types.engine.Exchange).
 #pragma once
 
 #include <nanobind/nanobind.h>

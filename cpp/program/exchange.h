@@ -1,4 +1,4 @@
-// The connection to the other members of a group, as in potluck.types.exchange.
+// The connection to the other members of a group, as in potluck.types.engine.
 #pragma once
 
 #include <cstdint>

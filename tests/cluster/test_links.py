@@ -15,7 +15,7 @@ from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.calls import AskSpeeds
-from potluck.cluster.links.budget import SHARE, WINDOW_SECONDS
+from potluck.cluster.links.schedule import SHARE, WINDOW_SECONDS
 from potluck.cluster.membership import (
     Address,
     Membership,

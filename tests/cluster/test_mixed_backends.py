@@ -24,8 +24,7 @@ from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
-from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, cost_of
 from potluck.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
 from potluck.placement.model_counting import counting_of

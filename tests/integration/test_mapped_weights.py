@@ -28,7 +28,7 @@ from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.formats.source import FileTensorSource
 from potluck.local import LoadProgress
 from potluck.types.choices import Quantization
-from potluck.types.expert_use import NO_EXPERTS
+from potluck.types.engine import NO_EXPERTS
 
 MIB = 2**20
 PROMPT = ("-p", "Once upon a time", "-n", "12", "--temperature", "0", "--threads", "2")

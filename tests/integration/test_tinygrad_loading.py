@@ -12,7 +12,7 @@ from support.kernels.build import not_shown
 from support.processes.held_memory import held_bytes, peak_until_output
 from support.tinygrad.needs import what_is_missing
 
-from potluck.engines.tinygrad.costs import TinygradCost
+from potluck.engines.tinygrad.backend import TinygradCost
 
 MIB = 2**20
 WEIGHTS_MIB = 300

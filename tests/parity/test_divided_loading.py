@@ -20,7 +20,7 @@ from potluck.engines.backends import native_unit
 from potluck.engines.native.engine import NativeEngine
 from potluck.loading import PackedCache, StageSize, plan_stage
 from potluck.loading.load import LoadedStage, load_stage
-from potluck.loading.pack import packed_weights
+from potluck.loading.prepare import packed_weights
 from potluck.models.division import group_shards
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard

@@ -12,7 +12,7 @@ from potluck.errors import UsageError
 from potluck.placement.fleet.description import Fleet
 from potluck.placement.fleet.file import fleet_of
 from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT
-from potluck.placement.fleet.links import fleet_links
+from potluck.placement.fleet.planning import fleet_links
 from potluck.placement.fleet.reports import coordinator_of, node_reports
 
 PATH = Path("/nowhere/fleet.toml")

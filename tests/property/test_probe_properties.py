@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.engines.fake_backends.behaviour import device, right_results, spec
 from support.processes.waiting import done_within
 
-from potluck.probe import vendor
+from potluck.probe import discovery
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.machine.system import THIS_MACHINE
@@ -106,7 +106,7 @@ def played() -> Iterator[threading.Event]:
     over = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "run_child", played_child)
-        patch.setattr(vendor, "run_child", played_child)
+        patch.setattr(discovery, "run_child", played_child)
         try:
             yield over
         finally:

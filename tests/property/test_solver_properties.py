@@ -16,11 +16,10 @@ from support.placement.path_problems import (
 )
 
 from potluck.placement.cuts import Cut
-from potluck.placement.path import PathProblem
+from potluck.placement.path import PathProblem, missing_bytes
 from potluck.placement.solver import (
     best_throughput,
     minimize,
-    missing_bytes,
     replicate,
     shortest_path,
     total_rate,

@@ -11,8 +11,7 @@ from typing import Annotated
 import msgspec
 
 from potluck.portability.hosts.c_library import read_library
-from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES
-from potluck.portability.hosts.host import Host, HostPython
+from potluck.portability.hosts.host import GLIBC_LIBRARIES, Host, HostPython
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.root_files import RootFiles
 from potluck.portability.hosts.shared_symbols import LibrarySymbols

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata, resources
 from typing import Any
 
-from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES
-from potluck.portability.hosts.host import Host, HostLibrary
+from potluck.portability.hosts.host import GLIBC_LIBRARIES, Host, HostLibrary
 from potluck.portability.hosts.symbol_set import SymbolsOfVersions
 
 _OLD_UNWINDER = "GLIBC_2.0"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from potluck.capabilities.unknown import unknown_node, unnamed_machine
-from potluck.types.capabilities import DeviceCapabilities
+from potluck.types.backend import DeviceKind
+from potluck.types.capabilities import DeviceCapabilities, Flops, Source, Sources, Support
+from potluck.types.hardware import Origin
+from potluck.types.unit import Role
 
 if TYPE_CHECKING:
     from potluck.types.hardware import ProbeReport
+
 
 _log = logging.getLogger(__name__)
 
@@ -111,8 +115,8 @@ def _probe(question: _Question, tell: _Tell) -> None:
     from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
     from potluck.probe.choose import choose_units
+    from potluck.probe.machine.boards import machine_name
     from potluck.probe.machine.cores import default_num_threads
-    from potluck.probe.machine.machine_name import machine_name
     from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import (
         Measuring,
@@ -123,7 +127,7 @@ def _probe(question: _Question, tell: _Tell) -> None:
     )
     from potluck.types.unit import backend_of
 
-    model = machine_name(THIS_MACHINE) or unnamed_machine()
+    model = machine_name(THIS_MACHINE) or _unnamed_machine()
     backend = question.backend
     options = ProbeOptions(
         backends=BACKENDS,
@@ -146,3 +150,39 @@ def _probe(question: _Question, tell: _Tell) -> None:
         detectors=DETECTORS,
         on_report=send_report,
     )
+
+
+def _unnamed_machine() -> str:
+    """Return the name of an unidentified machine: the output of ``uname -m``."""
+    return f"{platform.machine() or 'unknown'} machine"
+
+
+def unknown_node(reason: str) -> DeviceCapabilities:
+    """Return a node with an unknown CPU, with the reason."""
+    nothing = Source(origin=Origin.UNKNOWN, text=reason)
+    no_support = Support(is_supported=False, reason=reason)
+    cpu = DeviceCapabilities(
+        model=_unnamed_machine(),
+        chip=platform.machine() or "unknown model",
+        memory=None,
+        total_memory=None,
+        flops=Flops(),
+        read_bytes_per_second=None,
+        f16=no_support,
+        int8=no_support,
+        sources=Sources(
+            memory=nothing,
+            total_memory=nothing,
+            fp32=nothing,
+            fp16=nothing,
+            int8=nothing,
+            read_bytes_per_second=nothing,
+        ),
+        device_id="cpu",
+        kind=DeviceKind.CPU,
+        is_software=False,
+        backend="",
+        role=Role.OUT,
+        reason=reason,
+    )
+    return replace(cpu, devices=(cpu,))

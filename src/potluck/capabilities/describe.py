@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.engines.arithmetic import f16_support, int8_support
 from potluck.probe.chips.derive import merge_figures
 from potluck.types.capabilities import (
     DeviceCapabilities,
@@ -24,6 +23,35 @@ _ROLES = tuple(Role)
 _NO_BACKEND = "no backend in this build supports it"
 _NOT_YET = "not tried yet"
 _SOFTWARE = "software-emulated: use allow_software to enable it"
+
+_UNKNOWN = Support(is_supported=False, reason="not documented for this backend in this build")
+
+_TINYGRAD = "tinygrad:"
+
+# No backend multiplies in f16: sums of thousands of products are float32 everywhere, so that
+# neither weights nor activations overflow.
+_F16: Mapping[str, Support] = {
+    "native": Support(
+        is_supported=True, reason="weights stay f16, and are multiplied and summed in f32"
+    ),
+    _TINYGRAD: Support(
+        is_supported=True,
+        reason="weights stay f16 on the device, even if it has no native f16, and are"
+        " multiplied and summed in f32",
+    ),
+}
+
+_INT8: Mapping[str, Support] = {
+    "native": Support(
+        is_supported=True,
+        reason="Q8_0 weights stay packed; activations are quantized to int8, and sums of products "
+        "are exact",
+    ),
+    _TINYGRAD: Support(
+        is_supported=True,
+        reason="Q8_0 weights stay packed on the device, and are multiplied and summed in f32",
+    ),
+}
 
 
 def describe_node(
@@ -98,8 +126,8 @@ def _described(device: Device, best: _Best, memory: MemoryFacts, model: str) -> 
             int8=_tera(figures.int8_operations_per_second),
         ),
         read_bytes_per_second=figures.read_bytes_per_second.value,
-        f16=f16_support(backend) if backend else not_run,
-        int8=int8_support(backend) if backend else not_run,
+        f16=_f16_support(backend) if backend else not_run,
+        int8=_int8_support(backend) if backend else not_run,
         sources=_sources(figures, usable, total),
         device_id=device.device_id,
         kind=device.kind,
@@ -149,3 +177,17 @@ def _mebibytes(figure: Figure) -> int | None:
 
 def _tera(figure: Figure) -> float | None:
     return None if figure.value is None else figure.value / _TERA
+
+
+def _f16_support(backend: str) -> Support:
+    """Return whether a unit of this backend runs models in f16, and its arithmetic."""
+    return _F16.get(_kind(backend), _UNKNOWN)
+
+
+def _int8_support(backend: str) -> Support:
+    """Return the same for 8-bit weights with a scale per group (Q8_0)."""
+    return _INT8.get(_kind(backend), _UNKNOWN)
+
+
+def _kind(backend: str) -> str:
+    return _TINYGRAD if backend.startswith(_TINYGRAD) else backend

@@ -7,6 +7,7 @@ from potluck.catalog.description import (
     describe_files,
     describe_model,
     describe_view,
+    fetch_model,
     find_files,
     load_chat_template,
     load_fill_in_tokens,
@@ -16,7 +17,6 @@ from potluck.catalog.description import (
     open_vocabulary,
     open_weights,
 )
-from potluck.catalog.fetch import fetch_model
 from potluck.catalog.hub import FetchedFile
 from potluck.catalog.locate import ModelFiles, locate_on_disk, looks_like_path
 from potluck.catalog.manifest_view import ContentFile, ContentOpener, ManifestView

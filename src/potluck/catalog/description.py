@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from potluck.allocator import return_free_memory
 from potluck.catalog.hub import (
+    FetchedFile,
     OnFetch,
     fetch_files,
     fetch_small_files,
@@ -19,7 +20,7 @@ from potluck.catalog.hub import (
 )
 from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.hub_heads import files_or_heads
-from potluck.catalog.locate import HubModel, ModelFiles, locate_model
+from potluck.catalog.locate import HubModel, ModelFiles, files_on_hub, locate_model, parse_hub_id
 from potluck.catalog.manifest_view import ManifestView
 from potluck.catalog.manifests import CONFIG_FILES, weights_file
 from potluck.catalog.sampling_defaults import (
@@ -28,6 +29,7 @@ from potluck.catalog.sampling_defaults import (
     read_generation_config,
 )
 from potluck.catalog.vectors import VectorUse, gguf_vector_use, read_vector_use
+from potluck.errors import UsageError
 from potluck.formats.encodings import Encoding, read_encoding
 from potluck.formats.files import OpenFile, ReadOnlyFile
 from potluck.formats.gguf import GgufSource, gguf_parts, open_gguf
@@ -373,3 +375,33 @@ def config_document(directory: Path) -> tuple[Mapping[str, object], str]:
     """Return the contents of ``config.json`` and its path. Raise ``ModelFileError`` on failure."""
     path = directory / "config.json"
     return read_document(path, MAX_JSON_BYTES), str(path)
+
+
+def fetch_model(
+    name: str, *, only: Sequence[str] = (), on_fetch: OnFetch | None = None
+) -> tuple[ModelFiles, tuple[FetchedFile, ...]]:
+    """Download the required files of a hub model, or ``only`` some files.
+
+    A model that cannot be run is refused before its weights are downloaded, unless files are named.
+    ``on_fetch`` receives the progress of the weights. Raise ``UsageError``, ``ModelNotFoundError``,
+    ``ModelFileError`` and ``UnsupportedModelError``.
+    """
+    model = parse_hub_id(name)
+    if model is None:
+        raise UsageError(
+            f"{name} is not a Hub model id",
+            hint="give org/name, org/name:file.gguf, org/name:Q4_K_M or org/name@revision",
+        )
+    snapshot = find_snapshot(model)
+    files = files_on_hub(name, model, snapshot)
+    filename = model.gguf_in(snapshot)
+    if only:
+        named = [*only] if filename is None else [filename, *only]
+        parts = [part for each in named for part in gguf_parts(each)]
+        return files, fetch_files(snapshot, parts, on_fetch)
+    if filename is not None:
+        describe_model(files.pinned_name)
+        return files, fetch_files(snapshot, gguf_parts(filename), on_fetch)
+    small = fetch_small_files(snapshot, check_config=read_config, check_tokenizer=read_tokenizer)
+    describe_model(files.pinned_name)
+    return files, (*small, *fetch_files(snapshot, weight_files(snapshot), on_fetch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import re
 import socket
@@ -10,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.cli.interfaces import Kind, network_addresses
 from potluck.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.own_address import FindHost
     from potluck.cluster.membership import Address
+
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_LAN_PORT = 7333
@@ -23,6 +24,12 @@ DEFAULT_HTTP_PORT = 7334
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _UNIT_BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+_SYSTEM = Path("/sys/class/net")
+"""See the kernel's Documentation/ABI/testing/sysfs-class-net."""
+
+_MOST_LAYERS = 4
+"""A bridge on a VLAN on a bond on a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +75,11 @@ def host_finder(address: Address, connect: Sequence[Address], *, is_chosen: bool
     It returns an address of the same interface. If the user has not chosen the address, one of
     another interface will do, too.
     """
-    own = () if address.is_loopback else network_addresses()
+    own = () if address.is_loopback else _network_addresses()
     interface = next((each.interface for each in own if each.address == address.host), None)
 
     def find() -> str | None:
-        for each in network_addresses():
+        for each in _network_addresses():
             if each.interface == interface:
                 return each.address
         if is_chosen:
@@ -109,7 +116,7 @@ def lan_address() -> str:
     If that is a tunnel, or there is no such route, an address on a network is preferred. Raise
     ``UsageError`` if the machine has none.
     """
-    addresses = network_addresses()
+    addresses = _network_addresses()
     # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
     routed = _source_address("192.0.2.1", 9)
     kinds = {each.address: each.kind for each in addresses}
@@ -130,7 +137,7 @@ def other_addresses(chosen: str) -> str:
     """Return a line on the addresses that might have been chosen instead; empty without any."""
     others = [
         f"{each.address} ({each.interface})"
-        for each in network_addresses()
+        for each in _network_addresses()
         if each.address != chosen and each.kind is not Kind.INNER
     ]
     if not others:
@@ -196,3 +203,63 @@ def parse_size(text: str, option: str = "memory-limit") -> int:
             option, f"--{option} {text} is not a valid size", hint="for example 2G or 900M"
         )
     return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])
+
+
+class Kind(enum.IntEnum):
+    """What an interface leads to; the first is preferred."""
+
+    CARD = 0
+    """A network, by a card, or by a bridge, bond or VLAN on top of one."""
+    OTHER = 1
+    """Unknown; in a container, what leads out of it."""
+    TUNNEL = 2
+    """A virtual private network, or another point-to-point link."""
+    INNER = 3
+    """A bridge of this machine's own containers or virtual machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class _NetworkAddress:
+    """An IPv4 address of an interface that is up; not loopback and not link-local."""
+
+    kind: Kind
+    interface: str
+    address: str
+
+
+def _network_addresses(system: Path = _SYSTEM) -> list[_NetworkAddress]:
+    """Return the addresses, the preferred ones first."""
+    import psutil
+
+    states = psutil.net_if_stats()
+    return sorted(
+        _NetworkAddress(
+            kind=kind_of(name, states[name].flags, system), interface=name, address=each.address
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in states and states[name].isup
+        for each in addresses
+        if each.family is socket.AF_INET and not each.address.startswith(("127.", "169.254."))
+    )
+
+
+def kind_of(name: str, flags: str, system: Path = _SYSTEM) -> Kind:
+    """Return the kind of an interface with the ``flags`` that psutil reports."""
+    folder = system / name
+    if _is_on_card(folder, _MOST_LAYERS):
+        return Kind.CARD
+    if "pointopoint" in flags or (folder / "tun_flags").exists():
+        return Kind.TUNNEL
+    if (folder / "bridge").is_dir():
+        return Kind.INNER
+    return Kind.OTHER
+
+
+def _is_on_card(folder: Path, num_layers: int) -> bool:
+    """Return whether an interface is that of a device, or one of those below it is."""
+    if (folder / "device").exists():
+        return True
+    below = [each.name.removeprefix("lower_") for each in folder.glob("lower_*")]
+    return num_layers > 1 and any(
+        _is_on_card(folder.with_name(each), num_layers - 1) for each in below
+    )

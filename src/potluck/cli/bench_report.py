@@ -20,8 +20,7 @@ from potluck.engines.native.roofline import Limits
 from potluck.local import Model
 from potluck.local.bounds import Bounds, OpDocument, PerRun, PhaseDocument
 from potluck.local.measuring import DRAFTS_PER_STEP, SAMPLED, Run, Workload
-from potluck.probe.machine.cores import default_num_threads
-from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+from potluck.probe.machine.cores import default_num_threads, last_level_cache_bytes
 from potluck.quantities import format_bytes, format_count, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.documents.base import Count, Document, PositiveCount, document_of

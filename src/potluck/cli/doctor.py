@@ -22,7 +22,7 @@ from potluck.cli.options import (
 )
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import Finding, Severity
 from potluck.types.documents.base import Document
 from potluck.types.node_names import NodeNames
 
@@ -206,8 +206,8 @@ def _folders(
     system: System, directory: StateDirectory | None, cache_root: Path | None
 ) -> Iterator[Folder]:
     from potluck.cache_folder import hub_cache_folder
-    from potluck.probe.doctor.disk import CACHE, MODELS, STATE
     from potluck.probe.doctor.look import inspect_folder
+    from potluck.probe.doctor.settings import CACHE, MODELS, STATE
 
     wanted = [
         (STATE, None if directory is None else directory.path, _STATE_BYTES),

@@ -121,8 +121,7 @@ def join_lines(made: Mapping[str, Any], *, with_software: bool) -> dict[str, str
     """Return the commands for a new machine, by what it has installed. ``with_software``: this node
     has wheels of Potluck.
     """
-    from potluck.cluster.invitations.software.endpoint import Endpoint
-    from potluck.cluster.invitations.software.lines import python_line, shell_line
+    from potluck.cluster.invitations.software.endpoint import Endpoint, python_line, shell_line
     from potluck.cluster.membership import parse_address
 
     lines = {}

@@ -95,8 +95,7 @@ def check_on(
     """
     from potluck.cli.wheel_document import wheel_document
     from potluck.cli.wheel_output import is_usable, release_line
-    from potluck.portability.checks.check import check_on_hosts
-    from potluck.portability.checks.host_check import HostCheck
+    from potluck.portability.checks.host_check import HostCheck, check_on_hosts
     from potluck.portability.checks.needs_cache import cached_needs, default_needs_folder
     from potluck.portability.checks.prepared_wheel import PreparedWheel
 

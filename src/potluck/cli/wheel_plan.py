@@ -132,7 +132,7 @@ def plan_for(
     from potluck.portability.checks.needs_cache import default_needs_folder
     from potluck.portability.hosts.installed import running_python
     from potluck.portability.planning.constraints import constraints_files, write_constraints
-    from potluck.portability.planning.local_wheels import WithLocalWheels
+    from potluck.portability.planning.index import WithLocalWheels
     from potluck.portability.planning.pip_index import PipIndex
     from potluck.portability.planning.planner import Planner
     from potluck.portability.wheels.named_wheels import default_wheels_folder

@@ -1,25 +1,89 @@
-"""The backends of this build. Adding one takes two modules and a row here.
+"""The backends of this build, what they support, and what memory they need.
 
-Only this table, or another one in the agent's own configuration, determines which modules a process
-imports for a backend. Other nodes only name units and backends.
+Adding one takes two modules and a row here. Only this table, or another one in the agent's own
+configuration, determines which modules a process imports for a backend. Other nodes only name units
+and backends. Importing it loads neither the compiled core nor NumPy nor tinygrad: the probe and
+planning use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from potluck.engines.native.abilities import ABILITIES as NATIVE_ABILITIES
-from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
+from potluck.engines.opening import module_named
 from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
-from potluck.engines.tinygrad.libraries import LIBRARIES as TINYGRAD_LIBRARIES
-from potluck.errors import EngineError
-from potluck.types.abilities import BackendAbilities
+from potluck.engines.tinygrad.environment import LIBRARIES as TINYGRAD_LIBRARIES
+from potluck.errors import EngineError, UnsupportedModelError
+from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, UnitAddress
 
 if TYPE_CHECKING:
+    from potluck.types.backend import BackendSpec
+    from potluck.types.engine import EngineCost
     from potluck.types.hardware import Trial
+    from potluck.types.program import Program
+    from potluck.types.tensor import TensorFormat
+
+NATIVE_ABILITIES = BackendAbilities(
+    features=ALL_FEATURES,
+    formats=frozenset(COMPUTED_FORMATS),
+    has_arithmetics=True,
+    maps_weights=True,
+    is_built_in=True,
+)
+"""Every op. Weights in formats without kernels are converted when they are loaded."""
+
+TINYGRAD_ABILITIES = BackendAbilities(
+    features=frozenset(
+        {
+            "Add",
+            "Add with scale",
+            "Attention",
+            "Attention with softcap",
+            "Attention with window",
+            "Attention without k",
+            "Attention without v",
+            "Embed",
+            "GatedActivation",
+            "GatedActivation with activation gelu_tanh",
+            "GatedActivation with up_start",
+            "Head",
+            "Head with scale",
+            "Head with softcap",
+            "Head without weight",
+            "LayerNorm",
+            "Linear",
+            "Linear with bias",
+            "Multiply",
+            "RmsNorm",
+            "RmsNorm without weight",
+            "Rope",
+            "Rope with table",
+            "Scale",
+            "SigmoidGate",
+        }
+    ),
+    formats=frozenset(  # the same as ``tinygrad.layout.BLOCKS``; a test compares the two
+        {
+            TensorFormat.F32,
+            TensorFormat.F16,
+            TensorFormat.BF16,
+            TensorFormat.Q8_0,
+            TensorFormat.Q4_0,
+            TensorFormat.Q4_1,
+            TensorFormat.Q5_0,
+            TensorFormat.Q5_1,
+            TensorFormat.Q4_K,
+            TensorFormat.Q5_K,
+            TensorFormat.Q6_K,
+        }
+    ),
+)
+"""There is no ``Moe``: which experts a token needs is known only when the graph runs. Without it,
+the sinks and the activation of gpt-oss would be of no use."""
 
 _NATIVE = BackendSpec(
     name=NATIVE,
@@ -64,6 +128,9 @@ BACKENDS: tuple[BackendSpec, ...] = (
 )
 """In the order in which they are tried: vendor-specific interfaces before general ones."""
 
+CostOf = Callable[[str], "EngineCost"]
+"""``cost_of`` with a table of backends."""
+
 
 def abilities_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> BackendAbilities:
     """Return what the engines of a backend support; empty for one that is not in the table."""
@@ -103,4 +170,34 @@ def native_unit(isa: str | None = None) -> UnitAddress:
     """Return the CPU with the native backend; if ``isa`` is None, use the fastest one."""
     return UnitAddress(
         unit_id=f"cpu/{NATIVE}", backend=NATIVE, engine=_NATIVE.engine, variant=isa or ""
+    )
+
+
+def cost_of(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> EngineCost:
+    """Return the memory requirements of engines of ``backend``, on this node or another.
+
+    Raises ``EngineError`` for an unknown backend, and for ``native`` if the compiled core cannot be
+    loaded.
+    """
+    return module_named(engine_module(backend, backends)).COST
+
+
+def check_backend(
+    backend: str, cost: EngineCost, program: Program, formats: Iterable[TensorFormat] = ()
+) -> None:
+    """Raise ``UnsupportedModelError`` if engines of ``backend`` do not support ``program``.
+
+    ``formats`` are the formats in which its matrices are loaded. ``missing`` names the unsupported
+    ops and their options, or the formats.
+    """
+    if missing := cost.abilities.missing_features(program):
+        problem = f"does not support {', '.join(missing)}"
+    elif missing := cost.abilities.missing_formats(formats):
+        problem = f"does not support weights in {', '.join(missing)}"
+    else:
+        return
+    raise UnsupportedModelError(
+        f"the backend {backend} {problem}",
+        missing=missing,
+        hint=f"use the CPU: give --backend {NATIVE} to run, bench or potluck up",
     )

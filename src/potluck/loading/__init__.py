@@ -1,13 +1,8 @@
 """Plan the memory of a stage, and load its weights within the plan.
 
-The modules ``load``, ``pack`` and ``prepare`` need the compiled core when they are imported.
+The modules ``load`` and ``prepare`` need the compiled core when they are imported.
 """
 
-from potluck.loading.budget import (
-    Room,
-    combined,
-    require_memory,
-)
 from potluck.loading.packed_cache import (
     NotPackedError,
     PackedCache,
@@ -15,6 +10,11 @@ from potluck.loading.packed_cache import (
     default_packed_folder,
 )
 from potluck.loading.plan import matrix_formats, plan_stage, program_to_count
+from potluck.loading.sizes import (
+    Room,
+    combined,
+    require_memory,
+)
 from potluck.types.stage import StagePlan, StageSize
 
 __all__ = [

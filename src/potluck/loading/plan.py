@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from potluck.engines.costs import check_backend, cost_of
+from potluck.engines.backends import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.models.program import build_program
 from potluck.models.work import rope_table_bytes
+from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES, result_bytes
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
@@ -18,6 +19,24 @@ from potluck.types.stage import StagePlan, StageSize
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
 from potluck.weights.load import check_weights, format_remarks, loaded_weights, staging_bytes
+
+PROCESS_BYTES = 48 * 2**20
+"""A worker of the native backend without weights, cache, scratch and loading buffers; other
+backends state their additional memory in ``EngineCost`` (measured: 22 MiB of its own, and 19 MiB of
+mapped files that the kernel can drop)."""
+
+_RESULT_TIMES = 5
+"""The memory of the largest result, in multiples of its header: the header, and its values before
+they are encoded (measured: 2.7 times as much; half as much in the core)."""
+
+_FRAMES_RECEIVED = 2
+
+_FRAMES_SENT = 3
+
+_FRAMES_PASSED_ON = 2
+"""Number of payloads of the largest step that an edge holds: its buffer grows to two
+(``edges.edge``); outgoing data is also in the matrix that the engine has filled. The leader of a
+group has an edge to each other member, over which it forwards what it receives."""
 
 
 def plan_stage(
@@ -117,3 +136,37 @@ def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> 
 
     ropes = empty_rope_tables(config, context_tokens)
     return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)
+
+
+def plan_worker(
+    profile: ModelProfile,
+    shard: Shard,
+    size: StageSize,
+    *,
+    cost: EngineCost | None = None,
+) -> StagePlan:
+    """Return ``plan_stage`` for a worker: the numbers of ``potluck plan`` and of every refusal.
+
+    Raises the same errors as ``plan_stage``.
+    """
+    payload_bytes = 4 * profile.config.hidden_size * size.max_step_tokens
+    num_payloads = 0
+    if not shard.has_embedding:
+        num_payloads += _FRAMES_RECEIVED
+        if shard.part is not None and shard.part.is_leader:
+            num_payloads += _FRAMES_PASSED_ON * (len(shard.part.shares) - 1)
+    if not shard.has_head:
+        num_payloads += _FRAMES_SENT
+    own_bytes = PROCESS_BYTES + num_payloads * payload_bytes
+    if shard.has_head:
+        num_sequences = min(MAX_STEP_SEQUENCES, size.max_step_tokens)
+        own_bytes += _RESULT_TIMES * result_bytes(
+            size.max_step_tokens, num_sequences, profile.config.hidden_size
+        )
+    return plan_stage(
+        profile,
+        shard,
+        size,
+        process_bytes=own_bytes,
+        cost=cost,
+    )

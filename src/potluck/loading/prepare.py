@@ -13,21 +13,28 @@ from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
-from potluck.catalog import ModelDescription, open_weights
-from potluck.engines.native.pool import make_pool
+from potluck import kernels
+from potluck.catalog import ModelDescription, canonical_source, open_weights
+from potluck.catalog.needs import announce
+from potluck.engines.dequantize import dequantize
+from potluck.engines.native.engine import convert_on, loaded_bytes
+from potluck.engines.native.packing import PackingSink, packed_info
+from potluck.engines.native.pool import ThreadPool, make_pool
 from potluck.engines.opening import module_named, open_engine
-from potluck.loading.budget import Room, combined, require_memory
+from potluck.formats.packed import packed_layout
+from potluck.formats.source import FileTensorSource
 from potluck.loading.load import LoadedStage, load_stage
-from potluck.loading.pack import packed_weights
-from potluck.loading.packed_cache import NotPackedError, PackedCache, PackedWeights
-from potluck.loading.plan import plan_stage
+from potluck.loading.packed_cache import NotPackedError, PackedCache, PackedWeights, Write
+from potluck.loading.packed_key import packed_key
+from potluck.loading.plan import plan_stage, program_to_count
+from potluck.loading.sizes import Room, combined, require_memory
 from potluck.types.engine import EngineCost, LoadableEngine
 from potluck.types.memory import MemoryPlan
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.unit import UnitAddress
-from potluck.weights.load import Progress
+from potluck.weights.load import Progress, check_weights, load_weights, loaded_weights
 
 _log = logging.getLogger(__name__)
 
@@ -210,3 +217,50 @@ def _progress_of(plan: LoadPlan, on_progress: Progress | None) -> list[Progress 
         return lambda done, _: on_progress(start + done, total)
 
     return [of_stage(start) for start, _ in zip(starts, plan.stages, strict=False)]
+
+
+def packed_weights(
+    description: ModelDescription,
+    tensors: FileTensorSource,
+    plan: StagePlan,
+    *,
+    pool: ThreadPool,
+    cache: PackedCache,
+    on_progress: Progress | None = None,
+) -> PackedWeights:
+    """Map the packed file of a planned stage, creating it first if there is none.
+
+    Creating it needs the memory that ``plan`` has for staging. Raise ``NotPackedError`` if it
+    cannot be stored, and the errors of reading the model.
+    """
+    path = description.files.label
+    quantization = plan.size.quantization
+    program = program_to_count(description.config, plan.shard, plan.size.context_tokens)
+    source = canonical_source(description, tensors, program, dequantize=dequantize)
+    stored = check_weights(program, source, path=path)
+    loaded = [packed_info(info) for info in loaded_weights(program, stored, quantization)]
+    key = packed_key(description, tensors, program, loaded)
+    layout = packed_layout(
+        [(info, loaded_bytes(info)) for info in loaded],
+        key=key,
+        panel_layout=kernels.PANEL_LAYOUT,
+    )
+    offsets = {tensor.info.name: tensor.offset for tensor in layout.tensors}
+
+    def make(write: Write) -> None:
+        announce(description, tensors, program)
+        load_weights(
+            program,
+            source,
+            PackingSink(pool, lambda name, offset, data: write(offsets[name] + offset, data)),
+            convert=convert_on(pool),
+            quantization=quantization,
+            path=path,
+            on_progress=on_progress,
+        )
+        tensors.check_unchanged()
+
+    weights = cache.weights(key, layout, make)
+    if on_progress is not None:
+        on_progress(plan.read_bytes, plan.read_bytes)
+    return weights

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from potluck.catalog import ModelDescription, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
+from potluck.errors import ParameterError
 from potluck.loading import PackedCache, Room, StageSize
 from potluck.loading.prepare import (
     LoadPlan,
@@ -15,13 +17,13 @@ from potluck.loading.prepare import (
     prepare_stages,
 )
 from potluck.loading.sizes import stronger_quantizations
-from potluck.local.stages import split_evenly
 from potluck.local.units import LocalUnit
 from potluck.probe.machine.cores import own_usable_cores
 from potluck.probe.machine.memory import available_memory
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import MAX_STEP_TOKENS
 from potluck.types.choices import ArithmeticChoice, Quantization
+from potluck.types.program import Shard
 from potluck.types.ranges import require_number
 from potluck.weights.load import Progress
 
@@ -101,3 +103,54 @@ def load_stages(
 
 def _room(unit: LocalUnit) -> Room:
     return Room(host=available_memory(), device=unit.memory)
+
+
+def _anywhere(_layer: int) -> bool:
+    return True
+
+
+def split_evenly(
+    num_layers: int, num_stages: int, can_cut_before: Callable[[int], bool] = _anywhere
+) -> tuple[Shard, ...]:
+    """Return contiguous shards whose numbers of layers differ by at most one, longer ones first.
+
+    If the model cannot be cut there (``ModelConfig.can_cut_before``), it is cut at the nearest
+    possible layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
+    are too few possible cuts.
+    """
+    if not 1 <= num_stages <= num_layers:
+        raise ParameterError(
+            "stages",
+            f"{num_layers} layers cannot be split into {num_stages} stages",
+            hint=f"use a number from 1 to {num_layers}",
+        )
+    places = [layer for layer in range(1, num_layers) if can_cut_before(layer)]
+    if len(places) < num_stages - 1:
+        most = len(places) + 1
+        raise ParameterError(
+            "stages",
+            f"this model cannot be split into {num_stages} stages, because its layers share "
+            "keys and values, or an embedding",
+            hint="omit --stages" if most == 1 else f"use a number from 1 to {most}",
+        )
+    shortest, num_longer = divmod(num_layers, num_stages)
+    shards = []
+    start = wanted = 0
+    for index in range(num_stages):
+        wanted += shortest + (index < num_longer)
+        end = num_layers
+        if num_cuts := num_stages - 1 - index:
+            # Leave a possible layer for each of the remaining cuts.
+            end = min(places[: len(places) - num_cuts + 1], key=lambda each: abs(each - wanted))
+            places = [each for each in places if each > end]
+        shards.append(
+            Shard(
+                start_layer=start,
+                end_layer=end,
+                num_layers=num_layers,
+                has_embedding=index == 0,
+                has_head=index == num_stages - 1,
+            )
+        )
+        start = end
+    return tuple(shards)

@@ -47,7 +47,7 @@ from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
 from potluck.text.rerank import check_labels, encode_pair, rerank_template
 from potluck.types.choices import DEFAULT_DRAFT, OFF, ArithmeticChoice, Quantization
 from potluck.types.drafting import DraftSource
-from potluck.types.expert_use import NO_EXPERTS, ExpertUse
+from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.output import ToolMode
 from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
 from potluck.types.sampling import merged_sampling, validate_sampling

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
+from potluck.errors import EngineError, UnsupportedModelError
+from potluck.loading.sizes import stronger_quantizations
 from potluck.placement.divided_work import DividedWork
 from potluck.placement.work import ModelWork
 from potluck.types.abilities import BackendAbilities
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 from potluck.types.stage import StagePlan, StageSize
@@ -38,3 +41,24 @@ class Counting:
     check_backend: Callable[[str, Quantization], None]
     abilities: Callable[[str], BackendAbilities]
     divided: Callable[[StageSize, tuple[int, ...]], DividedWork] | None = None
+
+
+def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
+    """Return the shapes that a plan may need: in every quantization and arithmetic.
+
+    There are none for backends that this node cannot count or that cannot compute the model.
+
+    Nodes store their measurements of the model under these shapes.
+    """
+    shapes: set[str] = set()
+    for backend in backends:
+        for each in (size, *stronger_quantizations(size)):
+            try:
+                counting.check_backend(backend, each.quantization)
+                work = counting.work(replace(each, backend=backend))
+            except (EngineError, UnsupportedModelError):
+                continue
+            has_several = counting.abilities(backend).has_arithmetics
+            arithmetics = Arithmetic if has_several else (Arithmetic.EXACT,)
+            shapes.update(work.shape(arithmetic) for arithmetic in arithmetics)
+    return tuple(sorted(shapes))

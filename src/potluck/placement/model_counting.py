@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from potluck.engines.costs import CostOf, check_backend
+from potluck.engines.backends import CostOf, check_backend
 from potluck.engines.native.products import EXCHANGED_BYTES, operands_of
 from potluck.loading import matrix_formats, program_to_count
+from potluck.loading.plan import plan_worker
 from potluck.placement.counting import Counting
 from potluck.placement.divided_work import DividedWork, divided_work
 from potluck.placement.work import ModelWork, model_work
-from potluck.placement.worker_memory import plan_worker
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.profile import ModelProfile

@@ -21,10 +21,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.hardware import Figure, Figures, Origin, Rates
+from potluck.types.hardware import (
+    TRIAL_BYTES,
+    TRIAL_LAYERS,
+    TRIAL_PREFILL_TOKENS,
+    TRIAL_WEIGHTS,
+    Figure,
+    Figures,
+    Origin,
+    Rates,
+)
 from potluck.types.placement import Basis
 from potluck.types.tensor import TensorFormat
-from potluck.types.trial import TRIAL_BYTES, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS, TRIAL_WEIGHTS
 
 _RATES = (1e-3, 1e7)
 """Plausible tokens per second of the trial: a board of 1 GHz has 2, a large GPU 10⁴."""

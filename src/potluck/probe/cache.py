@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from potluck.cache_folder import cache_folder
-from potluck.probe.machine.regular_file import read_regular_file
+from potluck.probe.machine.system import read_regular_file
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from potluck.errors import UsageError
 from potluck.quantities import format_number
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import Device, Figure, Origin, ProbeReport, Trial
-from potluck.types.trial import TRIAL_BYTES
+from potluck.types.hardware import TRIAL_BYTES, Device, Figure, Origin, ProbeReport, Trial
 from potluck.types.unit import ChosenUnit, Role
 
 _ALIKE = 1.1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector, VendorQuery
+from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.machine.system import System
-from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure
+from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure, run_child
 from potluck.probe.processes.guard import guarded, run_at_once
-from potluck.probe.vendor import ask_vendor
+from potluck.probe.trials.quarantine import run_unless_quarantined
 from potluck.types.hardware import DetectorReport, Device
 
 _CHILD_SHARE = 0.8
@@ -19,6 +21,9 @@ _CHILD_SHARE = 0.8
 
 _LEAST_CHILD_SECONDS = 0.05
 """Used when the deadline has passed, since a timeout must be above 0."""
+
+_MAX_RESIDENT_BYTES = 1 << 30
+"""NVML uses tens of MB, a CUDA or OpenCL context hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +92,39 @@ def _sound(report: DetectorReport) -> DetectorReport:
         if not isinstance(device, Device):
             raise TypeError(f"{type(device).__name__} is not a device")
     return report
+
+
+def ask_vendor(
+    query: VendorQuery,
+    report: DetectorReport,
+    *,
+    kernel_release: str,
+    cache: ProbeCache,
+    retry: bool = False,
+    deadline_seconds: float = 20.0,
+) -> ChildOutcome:
+    """Return the library's answer, or the reason why there is none.
+
+    ``report`` has the devices found from files.
+
+    A library that crashed, hung or used too much memory is not queried again until the kernel,
+    driver, devices or Potluck change, unless ``retry`` is set. Answers are not cached, since they
+    contain values that change.
+    """
+
+    def ask() -> ChildOutcome:
+        return run_child(
+            query.module,
+            query.arguments,
+            deadline_seconds=deadline_seconds,
+            max_resident_bytes=_MAX_RESIDENT_BYTES,
+            environment={**os.environ, **query.environment},
+        )
+
+    key = fingerprint(
+        " ".join((f"query/{query.module}", *query.arguments)),
+        report.devices,
+        installed_software(kernel_release, ()),
+        details=query.details,
+    )
+    return run_unless_quarantined(cache, key, ask, retry=retry, deadline_seconds=deadline_seconds)

@@ -12,11 +12,14 @@ a text, or if it is a turn marker (``is_turn_marker``), which some files forget 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
 from operator import itemgetter
+
+from potluck.text.pieces import Notation, piece_bytes
+from potluck.types.text import TokenList
 
 _TURN_MARKER = re.compile(
     r"<\|[^|<>\s]+\|?>|<[^|<>\s]+\|>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]"
@@ -182,3 +185,28 @@ def _end_of_spaces(text: str, position: int) -> int:
 def _touches_word(text: str, start: int, end: int) -> bool:
     before, after = text[start - 1 : start] if start else "", text[end : end + 1]
     return any(neighbour.isalnum() or neighbour == "_" for neighbour in (before, after))
+
+
+def list_tokens(
+    vocab_size: int,
+    piece: Callable[[int], str | None],
+    added: Iterable[AddedToken],
+    notation: Notation,
+    end_tokens: tuple[int, ...],
+) -> TokenList:
+    """Return the list of the tokens below ``vocab_size``: pieces and added tokens.
+
+    The last stage of a model needs them for grammars (``potluck.grammars``), and has no memory for
+    a tokenizer, which takes hundreds of megabytes for a large vocabulary. The result is the same as
+    that of ``TextTokenizer`` for the same files.
+    """
+    by_id = {token.token: token for token in added}
+    data = []
+    for token in range(vocab_size):
+        if (entry := by_id.get(token)) is not None:
+            data.append(b"" if entry.control else entry.text.encode("utf-8"))
+        else:
+            text = piece(token)
+            data.append(b"" if text is None else piece_bytes(text, notation))
+    control = {token: entry.text for token, entry in by_id.items() if entry.control and entry.text}
+    return TokenList(data=data, control=control, end_tokens=end_tokens)

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.text.added_tokens import AddedToken, is_turn_marker
+from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
 from potluck.text.bpe import build_byte_level, build_sentence_piece, merges_from_scores
 from potluck.text.chat import ChatTemplate
 from potluck.text.end_tokens import METADATA_KEYS, end_tokens
 from potluck.text.pieces import Notation, PieceType, is_utf8, piece_bytes
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
-from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.types.text import TokenList
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text import tekken, tiktoken
-from potluck.text.added_tokens import AddedToken, is_turn_marker
+from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
 from potluck.text.makers_vocabularies import (
@@ -33,7 +33,6 @@ from potluck.text.model_directory import ModelDirectory, read_text
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.sentence_piece import read_sentence_piece
-from potluck.text.token_list import list_tokens
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.text.tokenizer_json import (
     PieceList,

@@ -22,10 +22,12 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.bpe import build_sentence_piece, merges_from_scores
 from potluck.text.character_map import CharacterMap, trim_spaces
 from potluck.text.pieces import SPACE_MARK, PieceType
-from potluck.text.protobuf import Value, message_fields
 
 if TYPE_CHECKING:
     import tokenizers
+
+from collections.abc import Iterator
+from typing import TypeAlias
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Maximum file size. Gemma's, with 262,144 pieces, has 4.5 MiB."""
@@ -37,6 +39,14 @@ _UNREACHABLE = "\uffff"
 """A Unicode noncharacter that is put before pieces that no text may become."""
 _BYTE_SCORE = -1e6
 """Score of byte pieces, which never come from text: below that of any other segmentation."""
+
+_Value: TypeAlias = int | memoryview
+"""The value of a field: a number, or the bytes of a text, an inner message or a fixed-width number.
+"""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+_MAX_VARINT_BYTES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +162,8 @@ def _read_model(data: memoryview, path: Path) -> SentencePieceModel:
     pieces: list[str] = []
     scores: list[float] = []
     types: list[int] = []
-    trainer: dict[int, Value] = {}
-    normalizer: dict[int, Value] = {}
+    trainer: dict[int, _Value] = {}
+    normalizer: dict[int, _Value] = {}
     for number, value in message_fields(data):
         if number == 1:
             piece, score, kind = _read_piece(_message(value))
@@ -205,20 +215,22 @@ def _read_piece(message: memoryview) -> tuple[str, float, int]:
     return text, score, kind
 
 
-def _message(value: Value) -> memoryview:
+def _message(value: _Value) -> memoryview:
     if isinstance(value, int):
         raise ValueError("expected a message but found a number")
     return value
 
 
-def _number(fields: dict[int, Value], number: int, default: int) -> int:
+def _number(fields: dict[int, _Value], number: int, default: int) -> int:
     value = fields.get(number, default)
     if not isinstance(value, int):
         raise ValueError(f"the field {number} is not a number")
     return value
 
 
-def _token(fields: dict[int, Value], number: int, default: int, types: Sequence[int]) -> int | None:
+def _token(
+    fields: dict[int, _Value], number: int, default: int, types: Sequence[int]
+) -> int | None:
     """Return an id; -1, which is a very large number here, means that there is none."""
     token = _number(fields, number, default)
     return token if token < len(types) and types[token] == PieceType.CONTROL else None
@@ -232,3 +244,46 @@ def _require_known(path: Path, deviations: dict[str, bool]) -> None:
             missing=found,
             hint="use a model directory with a tokenizer.json",
         )
+
+
+def message_fields(message: memoryview) -> Iterator[tuple[int, _Value]]:
+    """Yield the number and the value of each field of ``message``, in file order.
+
+    Raises ``ValueError`` if it is malformed.
+
+    There is no schema and no generated code: the reader of a message knows the numbers of its
+    fields (https://protobuf.dev/programming-guides/encoding/). The reader copies nothing.
+    """
+    position, end = 0, len(message)
+    while position < end:
+        key, position = _varint(message, position)
+        kind = key & 7
+        if kind == _VARINT:
+            value, position = _varint(message, position)
+            yield key >> 3, value
+            continue
+        if kind == _BYTES:
+            length, position = _varint(message, position)
+        elif kind == _FIXED32:
+            length = 4
+        elif kind == _FIXED64:
+            length = 8
+        else:
+            raise ValueError(f"a protocol buffer has a field of unknown wire type {kind}")
+        if length > end - position:
+            raise ValueError("a protocol buffer ends within a field")
+        yield key >> 3, message[position : position + length]
+        position += length
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    """Return the number at ``position``, and the position after it."""
+    value = 0
+    for index in range(_MAX_VARINT_BYTES):
+        if position + index >= len(message):
+            raise ValueError("a protocol buffer ends within a varint")
+        byte = message[position + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, position + index + 1
+    raise ValueError("a protocol buffer has a varint of more than ten bytes")

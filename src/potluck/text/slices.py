@@ -20,17 +20,12 @@ Tokenizers with steps that are not known to work like this are given the whole t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from potluck.errors import ParameterError
-from potluck.text.library_steps import (
-    Step,
-    marks_spaces,
-    normalizer_steps,
-    pre_tokenizer_steps,
-)
 from potluck.text.pieces import SPACE_MARK
 
 if TYPE_CHECKING:
@@ -50,6 +45,9 @@ _SPACE = re.compile(r"(?<=[^ ▁]) ")
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _LOCAL_PRE_TOKENIZERS = frozenset({"Digits", "Punctuation"})
 
+_Step: TypeAlias = dict[str, Any]
+"""A step of preprocessing, as in tokenizer.json."""
+
 
 class SlicedEncoder:
     """Encodes ordinary text with a ``tokenizers`` model. Thread-safe."""
@@ -57,7 +55,7 @@ class SlicedEncoder:
     def __init__(self, model: tokenizers.Tokenizer) -> None:
         self._model = model
         normalizers = normalizer_steps(model)
-        pre_tokenizers = pre_tokenizer_steps(model)
+        pre_tokenizers = _pre_tokenizer_steps(model)
         has_marks = any(map(marks_spaces, (*normalizers, *pre_tokenizers)))
         self._is_one_word = all(_makes_one_word(step, has_marks) for step in pre_tokenizers)
         self._can_slice = all(map(_is_local_normalizer, normalizers))
@@ -139,12 +137,12 @@ def _last_matches(pattern: re.Pattern[str], text: str, end: int) -> Iterator[int
         end, part = start, part * 4
 
 
-def _is_local_normalizer(step: Step) -> bool:
+def _is_local_normalizer(step: _Step) -> bool:
     """Return whether the step changes a part of a text as it would in the whole text."""
     return step["type"] in _LOCAL_NORMALIZERS or marks_spaces(step)
 
 
-def _is_local_pre_tokenizer(step: Step) -> bool:
+def _is_local_pre_tokenizer(step: _Step) -> bool:
     kind = step["type"]
     if kind == "Split":
         # the result would depend on what came before
@@ -156,7 +154,7 @@ def _is_local_pre_tokenizer(step: Step) -> bool:
     return kind in _LOCAL_PRE_TOKENIZERS
 
 
-def _makes_one_word(step: Step, has_marks: bool) -> bool:
+def _makes_one_word(step: _Step, has_marks: bool) -> bool:
     """Return whether the step splits nothing. ``has_marks``: spaces were replaced with marks
     before.
     """
@@ -165,3 +163,32 @@ def _makes_one_word(step: Step, has_marks: bool) -> bool:
     return bool(
         step["type"] == "Metaspace" and not step["split"] and step["prepend_scheme"] == "never"
     )
+
+
+def normalizer_steps(model: tokenizers.Tokenizer) -> tuple[_Step, ...]:
+    """Yield the steps that change the text, in no particular order."""
+    return _steps(model.normalizer, "normalizers")
+
+
+def _pre_tokenizer_steps(model: tokenizers.Tokenizer) -> tuple[_Step, ...]:
+    """Yield the steps that split the text into words, in no particular order."""
+    return _steps(model.pre_tokenizer, "pretokenizers")
+
+
+def marks_spaces(step: _Step) -> bool:
+    """Return whether the step replaces spaces with SentencePiece's marks."""
+    if step["type"] == "Replace":
+        return bool(step["pattern"] == {"String": " "} and step["content"] == SPACE_MARK)
+    return bool(step["type"] == "Metaspace" and step["replacement"] == SPACE_MARK)
+
+
+def _steps(component: Any, several: str) -> tuple[_Step, ...]:
+    found: list[_Step] = []
+    pending = [] if component is None else [json.loads(component.__getstate__())]
+    while pending:
+        step = pending.pop()
+        if step["type"] == "Sequence":
+            pending += step[several]
+        else:
+            found.append(step)
+    return tuple(found)

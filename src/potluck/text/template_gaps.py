@@ -35,6 +35,25 @@ _FORM = (
     "</tool_call>",
 )
 
+_LFM2_CONTENT = """{{- content + "<|im_end|>\\n" -}}"""
+
+_LFM2_SIGNS = ("List of tools: ", "<|im_start|>")
+
+_LFM2_CALLS = """\
+{{- content -}}
+{%- for call in message["tool_calls"] or [] -%}
+{{- "<|tool_call_start|>[" if loop.first else ", " -}}
+{{- call["function"]["name"] + "(" -}}
+{%- for key, value in call["function"]["arguments"].items() -%}
+{{- key + "=" -}}
+{{- value | tojson if value is string or value is mapping else value | string -}}
+{{- "" if loop.last else ", " -}}
+{%- endfor -%}
+{{- ")" -}}
+{{- "]<|tool_call_end|>" if loop.last -}}
+{%- endfor -%}
+{{- "<|im_end|>\\n" -}}"""
+
 
 def supports_tools(source: str) -> bool:
     """Return whether a template passes tools to the model."""
@@ -164,3 +183,17 @@ def _writes_tools(probe: _Probe) -> bool:
     tool = Tool(name="giraffe", description="Okapi")
     writes = probe.writes(["giraffe", "Okapi"], _USER, tools=[tool])
     return writes or not probe.writes(["Zebra"], _USER)
+
+
+def with_calls(source: str) -> str:
+    """Return the template ``source``, changed to write tool calls if it is one that omits them.
+
+    The first templates of LFM2 and LFM2.5 write the content of a message and nothing else. Calls
+    would have to be part of the content, with marks that are control tokens, which content cannot
+    contain here (``potluck.text.shield``). Later templates of these models write calls themselves;
+    the code added here writes them the same way, except for strings, which are quoted as in JSON.
+    """
+    is_lfm2 = all(sign in source for sign in _LFM2_SIGNS)
+    if not is_lfm2 or "tool_calls" in source:
+        return source
+    return source.replace(_LFM2_CONTENT, _LFM2_CALLS)

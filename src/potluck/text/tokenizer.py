@@ -17,13 +17,61 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.text.added_tokens import AddedToken, AddedTokens
-from potluck.text.library_steps import marks_spaces, normalizer_steps
 from potluck.text.pieces import SPACE_MARK, Notation, byte_piece, piece_bytes
-from potluck.text.size_bound import SizeBound
-from potluck.text.slices import SLICE_CHARACTERS, SlicedEncoder
+from potluck.text.slices import SLICE_CHARACTERS, SlicedEncoder, marks_spaces, normalizer_steps
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+_PART_CHARACTERS = 64 * 1024
+
+_COMPOSED_SHRINKS = 4
+"""Normalization form C makes UTF-8 at most three times shorter (U+212A, 3 bytes, becomes K)."""
+
+
+class _SizeBound:
+    """The bound for one vocabulary. Immutable.
+
+    It is a lower bound on the number of tokens of a text, from its bytes alone. No token represents
+    more bytes than the longest vocabulary entry that contains the byte. So a byte that occurs in
+    entries of up to L bytes accounts for at least 1/L of a token, and the sum over a text is at
+    most its number of tokens. The bound is far below the true number for prose, and close to it for
+    long texts without meaning, such as digits or one repeated character.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[tuple[bytes, int]],
+        *,
+        composes: bool,
+        left_out: frozenset[int] = frozenset(),
+    ) -> None:
+        """``pieces`` are all tokens: the bytes in each, and the most bytes of text that it covers.
+
+        ``composes``: whether texts are converted to normalization form C first. ``left_out``: bytes
+        without a token, any number of which may be dropped.
+        """
+        longest = [1] * 256
+        for piece, num_bytes in pieces:
+            for byte in set(piece):
+                if longest[byte] < num_bytes:
+                    longest[byte] = num_bytes
+        self._share = tuple(0 if b in left_out else 1 / longest[b] for b in range(256))
+        self._composes = composes
+
+    def least_tokens(self, text: str, enough: int) -> int:
+        """Return a lower bound on the number of tokens of ``text``; counting stops above
+        ``enough``.
+        """
+        shrinks = _COMPOSED_SHRINKS if self._composes and not text.isascii() else 1
+        total = 0.0
+        for start in range(0, len(text), _PART_CHARACTERS):
+            part = text[start : start + _PART_CHARACTERS].encode("utf-8")
+            total += sum(part.count(byte) * self._share[byte] for byte in set(part))
+            if total > (enough + 1) * shrinks:
+                break
+        return int(total / shrinks * (1 - 1e-9))  # 1e-9: far above the sum's rounding error
 
 
 class PrefixSpace(enum.Enum):
@@ -100,7 +148,7 @@ class TextTokenizer:
             for token in self._added.control
             if token.token != unknown_id or unknown_id in bounds
         )
-        self._size_bound: SizeBound | None = None
+        self._size_bound: _SizeBound | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -221,7 +269,7 @@ class TextTokenizer:
             return 0
         if self._size_bound is None:
             pieces = map(self._extent, range(self._vocab_size))
-            self._size_bound = SizeBound(pieces, composes=bool(changes), left_out=missing)
+            self._size_bound = _SizeBound(pieces, composes=bool(changes), left_out=missing)
         return self._size_bound.least_tokens(text, enough)
 
     def _extent(self, token: int) -> tuple[bytes, int]:

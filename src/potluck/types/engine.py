@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
+
+from potluck.types.documents.base import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
 
     from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
-    from potluck.types.exchange import Exchange
-    from potluck.types.expert_use import ExpertUse
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink
@@ -29,8 +29,46 @@ if TYPE_CHECKING:
     token is allowed for a sequence without masks.
     """
 
+
 NO_MASKS: TokenMasks = MappingProxyType({})
 """Every token is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertUse:
+    """The use of mapped experts by all steps so far; 0 if no expert is mapped."""
+
+    num_used: Count = 0
+    """Number of matrices of mapped experts that steps used."""
+    num_in_memory: Count = 0
+    """Number of them that were in memory; the others had to be read from the file."""
+
+    def __add__(self, other: ExpertUse) -> ExpertUse:
+        """Return the totals of both."""
+        return ExpertUse(
+            num_used=self.num_used + other.num_used,
+            num_in_memory=self.num_in_memory + other.num_in_memory,
+        )
+
+
+NO_EXPERTS = ExpertUse()
+
+
+class Exchange(Protocol):
+    """The connection to the other members of a group, used by the compute thread.
+
+    The members exchange slices during a step.
+    """
+
+    def exchange(self, sent: Sequence[memoryview], received: Sequence[memoryview]) -> None:
+        """Send ``sent[m]`` to member ``m``, and fill ``received[m]`` with the data from it.
+
+        Both have one buffer per member, in order; a member's own buffer and empty buffers are not
+        exchanged. All members must call this equally often and with matching sizes. Returns when
+        all data has arrived and ``sent`` may be overwritten. Raise ``EdgeError`` if a member is
+        lost, and ``EngineError`` if a member cannot compute the current step.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 from potluck.types.cluster import NodeId
 from potluck.types.documents.cluster import ClusterDocument
 from potluck.types.drafting import DraftTotals
-from potluck.types.expert_use import NO_EXPERTS, ExpertUse
+from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.output import OutputFormat
 from potluck.types.placement import Prediction

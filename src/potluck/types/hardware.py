@@ -8,7 +8,22 @@ from dataclasses import dataclass, field
 from potluck.types.backend import DeviceKind
 from potluck.types.documents.base import Count, NonEmpty, PositiveAmount, PositiveCount
 from potluck.types.memory import MemoryFacts
+from potluck.types.tensor import TensorFormat
 from potluck.types.unit import Interface
+
+TRIAL_LAYERS = 2
+"""Layers of the small program with which every backend's tokens per second are measured."""
+
+TRIAL_FORMAT = TensorFormat.Q8_0
+
+TRIAL_PREFILL_TOKENS = 32
+"""A step size that every backend supports."""
+
+TRIAL_WEIGHTS = TRIAL_LAYERS * 44_040_192
+"""Weights of its matrices: 2048² for each of q and o, 2048 × 256 for k and v, three times
+2048 × 5632 (``engines.profiling.rate_program``)."""
+
+TRIAL_BYTES = TRIAL_FORMAT.row_bytes(TRIAL_WEIGHTS)
 
 
 class Origin(enum.Enum):

@@ -19,7 +19,7 @@ from potluck.types.tensor import (
     TensorInfo,
     TensorSource,
 )
-from potluck.weights.sizes import UNDOING_BYTES
+from potluck.weights.load import UNDOING_BYTES
 
 Dequantize = Callable[[memoryview, TensorFormat, int], NDArray[np.float32]]
 """Dequantizes whole stored rows, given by their bytes, format and number of columns, to float32

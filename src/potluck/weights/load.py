@@ -20,7 +20,6 @@ from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights.divided import DividedSource
 from potluck.weights.report import LoadReport
-from potluck.weights.sizes import UNDOING_BYTES
 
 STAGING_BYTES = 32 * 2**20
 """The total memory that loading uses in addition to the weights. It is large enough for streaming
@@ -45,6 +44,9 @@ Progress = Callable[[int, int], None]
 Convert = Callable[[memoryview, TensorFormat, memoryview, TensorFormat, int, int], None]
 """Converts rows to another format. The arguments are the source and its format, the target and its
 format, the number of rows, and the number of columns."""
+
+UNDOING_BYTES = 2**20
+"""The memory for undoing an interleaving (or one pair of rows, if larger)."""
 
 
 def load_weights(

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.machines.umockdev import call_on_machine, find_devices
 
-from potluck.probe.children.intel_document import IntelDocument
+from potluck.probe.children.documents import IntelDocument
 from potluck.probe.chips.derive import amd_figures, merge_figures
 from potluck.probe.chips.lookup import table_figures
 from potluck.types.backend import DeviceKind

@@ -20,10 +20,10 @@ from potluck.cluster.transfer.messages import (
     PeerDropped,
     ProcessMessage,
     Progress,
+    TransferSettings,
 )
 from potluck.cluster.transfer.origins import Routes
 from potluck.cluster.transfer.process import TransferService, start_thread
-from potluck.cluster.transfer.settings import TransferSettings
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
     CHUNK_BYTES,

@@ -25,8 +25,7 @@ from potluck.weights.divided import DividedSource
 if TYPE_CHECKING:
     from support.engines.stages import EngineFactory
 
-    from potluck.types.engine import TokenMasks
-    from potluck.types.exchange import Exchange
+    from potluck.types.engine import Exchange, TokenMasks
 
     Floats = NDArray[np.float32]
     Result = TypeVar("Result")

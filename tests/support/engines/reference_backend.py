@@ -12,7 +12,7 @@ from support.reference.engine import ReferenceEngine
 
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.backend import BackendSpec, DeviceKind
-from potluck.types.expert_use import NO_EXPERTS, ExpertUse
+from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from potluck.capabilities.describe import describe_node
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache
 from potluck.probe.choose import choose_units
-from potluck.probe.machine.machine_name import machine_name
+from potluck.probe.machine.boards import machine_name
 from potluck.probe.machine.system import System
 from potluck.probe.probe import ProbeOptions, probe_node
 

@@ -56,5 +56,5 @@ class GroupCost:
 
 
 def cost_with_groups(backend: str) -> GroupCost:
-    """Return what engines of every backend take (``engines.costs.cost_of``)."""
+    """Return what engines of every backend take (``engines.backends.cost_of``)."""
     return GroupCost()

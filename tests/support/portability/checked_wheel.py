@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from potluck.portability.checks.check import check_on_hosts
-from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.host_check import HostCheck, check_on_hosts
 from potluck.portability.checks.needs import read_needs
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import WheelReport

@@ -14,11 +14,11 @@ from support.portability.wheel_bytes import write_wheel
 
 from potluck.errors import WheelDownloadError
 from potluck.portability.hosts.host import Host, HostPython
-from potluck.portability.planning.digests import sha256_of
 from potluck.portability.planning.index import (
     IndexFile,
     parse_filename,
     parse_variants_filename,
+    sha256_of,
 )
 from potluck.portability.planning.planner import Planner
 

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from potluck.types.engine import TokenMasks
-    from potluck.types.exchange import Exchange
+    from potluck.types.engine import Exchange, TokenMasks
     from potluck.types.program import CacheSpec, Program
     from potluck.types.step import BlockCopy, SamplingParams, SequenceId, SequenceSlice, Step
     from potluck.types.tensor import TensorSink

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from potluck.types.exchange import Exchange
+    from potluck.types.engine import Exchange
     from potluck.types.groups import GroupPart
 
     Floats = NDArray[np.float32]

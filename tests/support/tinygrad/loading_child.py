@@ -15,7 +15,7 @@ import numpy as np
 from support.engines.programs import program_reading
 
 from potluck.engines.tinygrad.adapter import Device, Tensor
-from potluck.engines.tinygrad.costs import TinygradCost
+from potluck.engines.tinygrad.backend import TinygradCost
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.types.tensor import TensorFormat, TensorInfo
 

@@ -38,7 +38,7 @@ from potluck.engines.tinygrad.adapter import (
     get_runtime,
     opencl,
 )
-from potluck.engines.tinygrad.libraries import LIBRARIES
+from potluck.engines.tinygrad.environment import LIBRARIES
 from potluck.probe.doctor.loading import find_library
 from potluck.probe.machine.system import System
 
@@ -167,7 +167,7 @@ def check_the_device_says_what_it_can() -> None:
 
 
 def check_it_opens_the_libraries_that_the_doctor_looks_for() -> None:
-    """Under the names, by the variables and in the folders of ``engines.tinygrad.libraries``."""
+    """Under the names, by the variables and in the folders of ``engines.tinygrad.environment``."""
     modules = {"libcuda.so": "cuda", "libLLVM.so": "llvm", "libOpenCL.so": "opencl"}
     searched = inspect.getsource(DLL.findlib)
     libraries = [library for each in LIBRARIES.values() for library in each]

@@ -11,8 +11,8 @@ import jsonschema
 from support.machines.hardware import CPU, GIB, device, report
 
 import potluck.capabilities
+from potluck.capabilities.ask import unknown_node
 from potluck.capabilities.describe import describe_node
-from potluck.capabilities.unknown import unknown_node
 from potluck.probe.choose import choose_units
 from potluck.types.backend import DeviceKind
 from potluck.types.capabilities import DeviceCapabilities, Flops, Source

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cli.interfaces import Kind, kind_of
+from potluck.cli.addresses import Kind, kind_of
 
 
 @pytest.fixture

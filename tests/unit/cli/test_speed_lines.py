@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from potluck.cli.speed_lines import speed_lines
+from potluck.cli.cluster import speed_lines
 
 NOTHING: dict[str, Any] = {
     "decode_seconds": None,

@@ -12,7 +12,7 @@ from support.cluster.calls import A
 
 from potluck.cluster.acceptor.process import AcceptorSettings
 from potluck.cluster.acceptor.supervisor import AcceptorProcess
-from potluck.cluster.transfer.settings import TransferSettings
+from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferProcess
 
 Start = Callable[[Path], Awaitable[object]]

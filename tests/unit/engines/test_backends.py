@@ -19,8 +19,7 @@ from support.models.recurrent_configs import (
     parallel_config,
 )
 
-from potluck.engines.backends import BACKENDS, native_unit, unit_address
-from potluck.engines.costs import check_backend, cost_of
+from potluck.engines.backends import BACKENDS, check_backend, cost_of, native_unit, unit_address
 from potluck.engines.native import engine as native
 from potluck.engines.opening import open_engine
 from potluck.engines.tinygrad.backend import _enter
@@ -49,7 +48,7 @@ import sys
 sys.modules["tinygrad"] = None
 sys.modules["potluck.kernels"] = None
 from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of
 for spec in BACKENDS[1:]:
     assert cost_of(spec.name).process_bytes > 0
 """

@@ -21,7 +21,7 @@ from potluck.loading.prepare import (
     plan_stages,
     prepare_stages,
 )
-from potluck.local.stages import split_evenly
+from potluck.local.loading import split_evenly
 from potluck.types.engine import EngineCost, LoadableEngine
 from potluck.types.memory import MemoryLimit
 from potluck.types.profile import ModelProfile

@@ -13,18 +13,17 @@ from support.engines import reference_backend
 from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
-from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
 from potluck.loading import StageSize
+from potluck.loading.plan import plan_worker
 from potluck.loading.sizes import on_unit
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
+from potluck.placement.counting import shapes_of
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
-from potluck.placement.shapes import shapes_of
 from potluck.placement.survey import ClusterSurvey
-from potluck.placement.worker_memory import plan_worker
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId

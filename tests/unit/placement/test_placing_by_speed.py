@@ -11,8 +11,7 @@ from support.cluster.node_reports import node_report, own_pool
 from support.engines import reference_backend
 from support.placement.units import llama_config, profile_of, rates
 
-from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading.sizes import on_unit
 from potluck.placement.keeping import Holding

@@ -12,15 +12,14 @@ from potluck.catalog import describe_model, read_profile
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.cluster.worker.messages import Identity, Load, StageSpec
-from potluck.engines.backends import native_unit
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of, native_unit
 from potluck.errors import InsufficientMemoryError
 from potluck.loading import StagePlan, StageSize
+from potluck.loading.plan import plan_worker
 from potluck.placement.costs import model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.planning import plan_record
-from potluck.placement.worker_memory import plan_worker
 from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization

@@ -13,8 +13,7 @@ from support.cluster.node_reports import node_report
 from support.engines import reference_backend
 from support.placement.units import llama_config, profile_of, rates
 
-from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.loading import program_to_count
 from potluck.models.layers import with_attention

@@ -10,10 +10,9 @@ import pytest
 from support.placement.path_problems import for_sequences
 
 from potluck.placement.cuts import Cut
-from potluck.placement.path import Path, PathProblem
+from potluck.placement.path import Path, PathProblem, missing_bytes
 from potluck.placement.solver import (
     best_throughput,
-    missing_bytes,
     replicate,
     shortest_path,
     total_rate,

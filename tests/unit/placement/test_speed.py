@@ -13,10 +13,9 @@ from potluck.placement.speed import (
     unit_speed,
 )
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.hardware import Figure, Figures, Origin, Rates
+from potluck.types.hardware import TRIAL_BYTES, Figure, Figures, Origin, Rates
 from potluck.types.placement import Basis
 from potluck.types.tensor import TensorFormat
-from potluck.types.trial import TRIAL_BYTES
 
 SMALL, LARGE = 10e6, 10e9
 

@@ -20,8 +20,7 @@ from support.models.recurrent_configs import (
 )
 from support.placement.units import candidate, profile_of, rates, work_of
 
-from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import InsufficientMemoryError
 from potluck.models.states import slot_bytes
 from potluck.placement.costs import model_cost

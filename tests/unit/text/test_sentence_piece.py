@@ -17,8 +17,7 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.grammars.vocabulary import list_tokens
 from potluck.text import sentence_piece
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
-from potluck.text.protobuf import message_fields
-from potluck.text.sentence_piece import read_sentence_piece
+from potluck.text.sentence_piece import message_fields, read_sentence_piece
 from potluck.text.tokenizer import TextTokenizer
 
 WORDS = ["▁▁", "▁▁▁", "\n\n", "<table>", "</table>", "<h1>"]

@@ -6,7 +6,7 @@ import pytest
 from support.text.recording_tokenizer import RecordingTokenizer
 
 from potluck.text.chat import ChatTemplate, prompt_chat
-from potluck.text.template_calls import with_calls
+from potluck.text.template_gaps import with_calls
 from potluck.text.tool_formats import choose_output_format
 from potluck.types.text import ChatEnding, ChatMessage, Tool, ToolCall
 

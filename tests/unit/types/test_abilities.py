@@ -10,8 +10,7 @@ import pytest
 from support.engines.native_pipeline import small_config
 
 import potluck
-from potluck.engines.backends import BACKENDS, abilities_of
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, abilities_of, cost_of
 from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
 from potluck.types.abilities import ALL_FEATURES, BackendAbilities, features_of

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from potluck.engines.backends import NATIVE_ABILITIES, TINYGRAD_ABILITIES
 from potluck.engines.dequantize import _DEQUANTIZERS
-from potluck.engines.native.abilities import ABILITIES as NATIVE_ABILITIES
-from potluck.engines.tinygrad.abilities import ABILITIES as TINYGRAD_ABILITIES
 from potluck.engines.tinygrad.layout import BLOCKS
-from potluck.formats.ggml_types import GGML_TYPES
+from potluck.formats.gguf_header import GGML_TYPES
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 ROOT = Path(__file__).resolve().parents[3]

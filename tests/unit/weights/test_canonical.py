@@ -21,7 +21,7 @@ from potluck.types.tensor import (
 )
 from potluck.weights import canonical
 from potluck.weights.canonical import CanonicalSource
-from potluck.weights.sizes import UNDOING_BYTES
+from potluck.weights.load import UNDOING_BYTES
 
 
 def permute(weights: NDArray[Any], num_heads: int) -> NDArray[Any]:

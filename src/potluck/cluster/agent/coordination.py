@@ -31,7 +31,7 @@ from potluck.cluster.methods import REBALANCE, REMOVE, RETIRE
 from potluck.cluster.sequence_messages import Generate
 from potluck.cluster.trust.credentials import Credentials
 from potluck.drafting.sources import names_model
-from potluck.engines.costs import CostOf
+from potluck.engines.backends import CostOf
 from potluck.errors import EngineError, NodeLostError, PotluckError
 from potluck.placement.new_deployment import (
     draft_record,

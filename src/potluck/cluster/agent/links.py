@@ -3,7 +3,7 @@
 When two nodes meet, one asks the other to listen (``link.listen``), connects to it as an edge
 would, and both measure in turn (``cluster.links.exchange``). An agent takes part in at most one
 measurement that it began and one that another node began, each on a thread of its own with a
-deadline. Their traffic is limited (``cluster.links.budget``).
+deadline. Their traffic is limited (``cluster.links.schedule``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from potluck.cluster.edges.hello import Hello
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.edges.routed import OpenRoute, listen_for_edges
-from potluck.cluster.links.budget import LEAST_SECONDS, LinkBudget
 from potluck.cluster.links.exchange import LIMITS, SIZES, Measured, follow, lead
 from potluck.cluster.links.figures import LinkFigures, Sample
-from potluck.cluster.links.schedule import LinkSchedule
+from potluck.cluster.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.methods import CHECK_LINKS, LISTEN
 from potluck.cluster.trust.credentials import Credentials

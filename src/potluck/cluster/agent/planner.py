@@ -14,7 +14,7 @@ from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.membership import Membership
 from potluck.drafting.sources import names_model
-from potluck.engines.costs import CostOf
+from potluck.engines.backends import CostOf
 from potluck.errors import ParameterError
 from potluck.placement.model_counting import counting_of
 from potluck.placement.new_deployment import draft_request, facts_of, name_of, new_record

@@ -61,12 +61,12 @@ from potluck.cluster.invitations.ledger import LedgerFile
 from potluck.cluster.membership import Address, Membership, MembershipConfig, MethodTable, PemPaths
 from potluck.cluster.methods import METRICS
 from potluck.cluster.transfer.client import TransferClient
+from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
-from potluck.cluster.transfer.settings import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
 from potluck.cluster.trust import pem_files
 from potluck.cluster.worker.messages import Stats
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of
 from potluck.errors import CallError, PotluckError
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.doctor.case import Cluster

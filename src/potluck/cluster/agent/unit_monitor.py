@@ -22,7 +22,7 @@ from potluck.cluster.agent.worker_process import silent
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
-from potluck.probe.trials.retest import Retest, is_unit_quarantined, quarantine_unit, retest
+from potluck.probe.trials.running import Retest, is_unit_quarantined, quarantine_unit, retest
 from potluck.types.backend import BackendSpec
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import Device, Trial

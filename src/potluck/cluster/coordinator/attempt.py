@@ -26,7 +26,7 @@ from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded, Progress
-from potluck.engines.costs import CostOf
+from potluck.engines.backends import CostOf
 from potluck.placement.comparison import PlanComparison, compared
 from potluck.placement.counting import Counting
 from potluck.placement.keeping import Holding

@@ -18,7 +18,7 @@ from potluck.log_rate import LogRateFilter
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
-from potluck.types.expert_use import ExpertUse
+from potluck.types.engine import ExpertUse
 from potluck.types.gateway import (
     EdgeMetrics,
     GenerationTotals,

@@ -7,6 +7,8 @@ own key. It ends with its agent.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import logging
 import os
@@ -16,8 +18,16 @@ import signal
 import socket
 import ssl
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
-from potluck.cluster.invitations.answers import Answer, NewcomerRequest, answer_of, error_answer
+from potluck.cluster.invitations.answers import (
+    Answer,
+    NewcomerRequest,
+    Responder,
+    answer_of,
+    error_answer,
+)
 from potluck.cluster.invitations.channel import (
     MAX_LINE_BYTES,
     CurrentInvitations,
@@ -30,13 +40,17 @@ from potluck.cluster.invitations.channel import (
     encoded,
 )
 from potluck.cluster.invitations.front import Front
-from potluck.cluster.invitations.responders import responders_of
+from potluck.cluster.invitations.invitation import Invitation
+from potluck.cluster.invitations.software.endpoint import Endpoint
+from potluck.cluster.invitations.software.service import SoftwareService
+from potluck.cluster.membership.address import Address, parse_address
 from potluck.cluster.trust.connection_sources import (
     ConnectionSource,
     HandedConnections,
     SourceEndedError,
 )
 from potluck.cluster.trust.credentials import load_pem_chain
+from potluck.cluster.trust.requests import pem_key_digest
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,7 +150,7 @@ def run_invitation_server(source: int, channel: int) -> None:
         front = Front(
             connection_source(source),
             server_context(settings),
-            (line.respond, *responders_of(settings)),
+            (line.respond, *_responders_of(settings)),
         )
         _run(front, line, lines[1:])
     os._exit(0)  # threads may still serve newcomers, which cannot continue without the agent
@@ -175,3 +189,33 @@ def _run(front: Front, line: AgentLine, lines: list[bytes]) -> None:
                     return
                 else:
                     lines = received
+
+
+def _responders_of(settings: Settings) -> Sequence[Responder]:
+    """Return the responders that run in the server's process, in the order in which they are
+    asked.
+    """
+    folders = tuple(map(Path, settings.wheel_folders))
+    service = SoftwareService(folders, os.environ)
+    certificate = ssl.PEM_cert_to_DER_cert(settings.certificate_pem)
+    key_sha256 = pem_key_digest(settings.certificate_pem.encode("ascii"))
+
+    def respond(request: NewcomerRequest) -> Answer | None:
+        reached = Address(host=request.host, port=request.port)
+        others = (parse_address(each) for each in settings.addresses)
+        invitation = Invitation(
+            addresses=tuple(dict.fromkeys((reached, *others))),
+            token=request.token,
+            key_sha256=key_sha256,
+        )
+        endpoint = Endpoint(
+            host=request.host,
+            port=request.port,
+            token=request.token,
+            certificate_sha256=hashlib.sha256(certificate).hexdigest(),
+            public_key_sha256=base64.b64encode(key_sha256).decode("ascii"),
+            invitation=str(invitation),
+        )
+        return service.respond(endpoint, request.method, request.name, request.body)
+
+    return (respond,)

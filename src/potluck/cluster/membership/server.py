@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from potluck.cluster.membership import messages
 from potluck.cluster.membership.keys import SessionId
 from potluck.cluster.membership.messages import CallHeader, End, Failure, Part
-from potluck.cluster.membership.replies import Replies
 from potluck.cluster.membership.session import ZenohSession
 from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import NodeId
@@ -35,6 +34,56 @@ Handler = Callable[[bytes], Awaitable[bytes]]
 CallerHandler = Callable[[NodeId, bytes], Awaitable[bytes]]
 StreamHandler = Callable[[bytes], AsyncGenerator[bytes, None]]
 _Method = Callable[[NodeId, bytes], AsyncGenerator[bytes, None]]
+
+
+class _Replies:
+    """Owns a query. A reply is sent only after the one before it."""
+
+    def __init__(self, session: ZenohSession, caller: SessionId, query: zenoh.Query) -> None:
+        self._session = session
+        self._caller = caller
+        self._query = query
+        self._last: asyncio.Future[None] | None = None
+
+    async def send(self, part: Part, payload: bytes) -> None:
+        """Send a part. Waits while the network is congested.
+
+        Raises ``CallError`` if too much is waiting for the caller.
+        """
+        query = self._query
+        header = messages.encode(part)
+
+        def work() -> None:
+            query.reply(query.key_expr, payload, attachment=header, express=True)
+
+        # Shielded: a cancelled handler must not drop the query while a thread is replying.
+        self._last = self._session.run(self._caller, work, num_bytes=len(payload))
+        await asyncio.shield(self._last)
+
+    async def finish(self, end: End | Failure) -> None:
+        """Send the outcome of the call, and release the query."""
+        query = self._query
+        header = messages.encode(end)
+
+        def work() -> None:
+            query.reply(query.key_expr, b"", attachment=header, express=True)
+            query.drop()
+
+        self._last = self._session.run(self._caller, work, is_last=True)
+        await asyncio.shield(self._last)
+
+    def drop(self) -> None:
+        """Release the query; the caller sees an interrupted call, unless it was finished."""
+        if self._last is None:
+            self._drop_soon()
+        else:
+            self._last.add_done_callback(lambda _: self._drop_soon())
+
+    def _drop_soon(self) -> None:
+        try:
+            self._session.run(self._caller, self._query.drop, is_last=True)
+        except CallError:  # the session and its queries are closed
+            return
 
 
 class MethodTable:
@@ -119,9 +168,9 @@ class CallServer:
             header = messages.decode_call(_bytes(query.attachment))
         except ValueError as error:  # DecodeError, or text that is not UTF-8
             _log.warning("ignored a malformed call: %s", error)
-            Replies(self._session, _UNKNOWN, query).drop()
+            _Replies(self._session, _UNKNOWN, query).drop()
             return
-        replies = Replies(self._session, SessionId(header.session_id), query)
+        replies = _Replies(self._session, SessionId(header.session_id), query)
         if self._is_removed(NodeId(header.node_id)):
             replies.drop()
             return
@@ -165,7 +214,7 @@ class CallServer:
             if unwilling:
                 _log.warning("%d handlers did not finish within %s s", len(unwilling), _END_SECONDS)
 
-    async def _answer(self, header: CallHeader, query: zenoh.Query, replies: Replies) -> None:
+    async def _answer(self, header: CallHeader, query: zenoh.Query, replies: _Replies) -> None:
         try:
             end = await self._run(header, _bytes(query.payload), replies)
             await replies.finish(end)
@@ -179,7 +228,7 @@ class CallServer:
             _log.exception("could not answer a call of %r", header.method)
             replies.drop()
 
-    async def _run(self, header: CallHeader, request: bytes, replies: Replies) -> End | Failure:
+    async def _run(self, header: CallHeader, request: bytes, replies: _Replies) -> End | Failure:
         method, caller = header.method, NodeId(header.node_id)
         num_parts = 0
         try:
@@ -201,7 +250,7 @@ class CallServer:
         return End(num_parts)
 
 
-async def _refuse(replies: Replies) -> None:
+async def _refuse(replies: _Replies) -> None:
     with contextlib.suppress(CallError):  # the network failed, and the caller sees that
         await replies.finish(Failure("the node called is busy", "try again later"))
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 import sys
 
+from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.process import run_transfer
-from potluck.cluster.transfer.settings import TransferSettings
 
 if __name__ == "__main__":
     control, doors, *connections = map(int, sys.argv[2:])

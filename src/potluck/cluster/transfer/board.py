@@ -22,8 +22,8 @@ from potluck.cluster.transfer.messages import ProcessMessage
 from potluck.cluster.transfer.origins import Origin, Routes
 from potluck.cluster.transfer.readers import Readers
 from potluck.cluster.transfer.reading import Reading
-from potluck.cluster.transfer.relay import Relay
 from potluck.cluster.transfer.serving import Serving
+from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
 from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent, ReadingOrder

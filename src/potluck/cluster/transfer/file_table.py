@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from potluck.cluster.transfer.changes import Changes
 from potluck.cluster.transfer.jobs import Jobs
-from potluck.cluster.transfer.relay import Relay
 from potluck.cluster.transfer.shared_file import SharedFile
+from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent
 

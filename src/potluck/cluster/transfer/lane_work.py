@@ -12,8 +12,8 @@ from potluck.cluster.transfer.jobs import Jobs
 from potluck.cluster.transfer.lane_queues import LaneQueues
 from potluck.cluster.transfer.origins import HUB, Origin
 from potluck.cluster.transfer.readers import Readers
-from potluck.cluster.transfer.relay import Relay
 from potluck.cluster.transfer.shared_file import Item, SharedFile, WrongBytesError, sha256_of
+from potluck.cluster.transfer.window import Relay
 from potluck.errors import DamagedChunkError, StoreFullError
 from potluck.types.cluster import NodeId
 

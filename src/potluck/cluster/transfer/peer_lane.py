@@ -1,6 +1,6 @@
 """Fetch chunks from one peer, over one connection that is opened when it is needed.
 
-If this node cannot connect to the peer, it asks the peer to connect (``dial_back``).
+If this node cannot connect to the peer, it asks the peer to connect (``DialBacks``).
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import socket
 import ssl
 import time
 
-from potluck.cluster.transfer.dial_back import DialBackError, DialBacks
 from potluck.cluster.transfer.lane_work import LaneWork
 from potluck.cluster.transfer.origins import Origin
-from potluck.cluster.transfer.peer_connect import PeerFailedError, connect_to_peer
+from potluck.cluster.transfer.peer_connect import (
+    DialBackError,
+    DialBacks,
+    PeerFailedError,
+    connect_to_peer,
+)
 from potluck.cluster.transfer.peer_frames import (
     HEAD,
     HELLO,

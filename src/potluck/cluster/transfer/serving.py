@@ -9,8 +9,8 @@ from potluck.cluster.transfer.changes import Changes
 from potluck.cluster.transfer.file_table import FileTable
 from potluck.cluster.transfer.jobs import Jobs
 from potluck.cluster.transfer.readers import Readers
-from potluck.cluster.transfer.relay import Relay
 from potluck.cluster.transfer.shared_file import SharedFile, sha256_of
+from potluck.cluster.transfer.window import Relay
 from potluck.errors import ModelFileError
 from potluck.types.cluster import NodeId
 from potluck.types.content import FileContent

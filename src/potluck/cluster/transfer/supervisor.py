@@ -46,8 +46,8 @@ from potluck.cluster.transfer.messages import (
     SetServing,
     SetSources,
     StateAnswer,
+    TransferSettings,
 )
-from potluck.cluster.transfer.settings import TransferSettings
 from potluck.errors import ModelFileError, PotluckError, TransferError
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkSource, FileContent, Holdings, Manifest, ReadingOrder

@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import ipaddress
 import re
+import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from potluck.cluster.trust.credentials import Credentials, check_node_id
+from potluck.cluster.trust.credentials import Credentials, check_node_id, load_pem_chain
 from potluck.cluster.trust.secret import Secret
 from potluck.types.cluster import NodeId
 
@@ -230,3 +231,29 @@ def _private_pem(private_key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def client_tls_context() -> ssl.SSLContext:
+    """Return a server context without a certificate.
+
+    Clients of the HTTP API have no certificates of the cluster, and see certificates that do not
+    authenticate a node to other nodes: they name no node, and are valid for servers only.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def automatic_context(authority: Authority, names: Iterable[str]) -> ssl.SSLContext:
+    """Return a context with a new key and a certificate for ``names``, kept in memory only."""
+    return context_of(issue_server_certificate(authority, names))
+
+
+def context_of(chain_pem: bytes) -> ssl.SSLContext:
+    """Return a context with the given certificate and key, such as those that an invited node
+    stores.
+    """
+    context = client_tls_context()
+    load_pem_chain(context, chain_pem)
+    return context

@@ -29,10 +29,10 @@ from potluck.grammars.limits import grammar_bytes
 from potluck.grammars.vocabulary import Vocabulary
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
+from potluck.loading.plan import plan_worker
 from potluck.loading.prepare import plan_stages, prepare_stages
 from potluck.models.program import weight_specs
 from potluck.models.shape import model_shape
-from potluck.placement.worker_memory import plan_worker
 from potluck.probe.machine.memory import available_memory, held_bytes
 from potluck.quantities import format_bytes, format_seconds
 from potluck.types.choices import Quantization

@@ -34,7 +34,7 @@ from potluck.loading.load import LoadedStage
 from potluck.quantities import format_seconds
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch
-from potluck.types.expert_use import ExpertUse
+from potluck.types.engine import ExpertUse
 from potluck.types.program import Shard
 
 _log = logging.getLogger(__name__)

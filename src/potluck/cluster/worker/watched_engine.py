@@ -24,9 +24,7 @@ from potluck.types.unit import Fault
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from potluck.types.engine import TokenMasks
-    from potluck.types.exchange import Exchange
-    from potluck.types.expert_use import ExpertUse
+    from potluck.types.engine import Exchange, ExpertUse, TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import Step
     from potluck.types.unit import UnitAddress

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from potluck.engines.backends import NATIVE_ABILITIES
 from potluck.engines.native import engine as native
-from potluck.engines.native.abilities import ABILITIES
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.native.pool import make_pool
 
@@ -26,8 +26,8 @@ class NativeCost:
 
     @property
     def abilities(self) -> BackendAbilities:
-        """See ``native.abilities``."""
-        return ABILITIES
+        """See ``engines.backends``."""
+        return NATIVE_ABILITIES
 
     @property
     def process_bytes(self) -> int:

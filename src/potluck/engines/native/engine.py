@@ -31,8 +31,7 @@ from potluck.engines.step_checks import check_masks
 from potluck.errors import EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.engine import NO_MASKS, BlockFormat, StepResult
-from potluck.types.expert_use import ExpertUse
+from potluck.types.engine import NO_MASKS, BlockFormat, ExpertUse, StepResult
 from potluck.types.sampling import validate_sampling
 from potluck.types.tensor import TensorFormat
 
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from potluck.engines.native.pool import ThreadPool
-    from potluck.types.engine import TokenMasks
-    from potluck.types.exchange import Exchange
+    from potluck.types.engine import Exchange, TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink

@@ -16,7 +16,7 @@ from potluck.engines.native.pool import ThreadPool
 from potluck.engines.native.products import Operands
 from potluck.engines.native.program import core_errors
 from potluck.kernels import runner
-from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+from potluck.probe.machine.cores import last_level_cache_bytes
 from potluck.probe.machine.memory import available_memory
 
 _LEAST_READ_BYTES = 256 << 20

@@ -66,8 +66,7 @@ def _measure(
 ) -> dict[str, dict[str, dict[str, object]]]:
     from potluck.engines.profiling.measure import MeasurementSetup, measure
     from potluck.engines.profiling.timing import Stopwatch
-    from potluck.probe.machine.cores import Throttling
-    from potluck.probe.machine.cpu_cache import last_level_cache_bytes
+    from potluck.probe.machine.cores import Throttling, last_level_cache_bytes
     from potluck.probe.machine.system import THIS_MACHINE
     from potluck.types.arithmetic import arithmetics_with
     from potluck.types.tensor import TensorFormat

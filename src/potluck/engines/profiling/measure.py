@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from potluck.engines.profiling import rate_program
-from potluck.engines.profiling.synthetic_weights import random_rows
+from potluck.engines.profiling.rate_program import random_rows
 from potluck.engines.profiling.timing import Stopwatch, best_seconds
 from potluck.quantities import format_bytes
 from potluck.types.engine import LoadableEngine, MakeEngine

@@ -1,7 +1,7 @@
 """The small program whose tokens per second determine a node's fastest backend.
 
 It is the same for every backend: two decoder layers of the shape of a billion-parameter model
-(``models.trial_model``), with random weights in Q8_0. A whole model has ten times the layers, so
+(``_trial_config``), with random weights in Q8_0. A whole model has ten times the layers, so
 its rate is a fraction of this one, and about the same fraction on every backend.
 
 Layers of that size are used, rather than many small ones, because the overhead of a backend
@@ -14,18 +14,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from potluck.engines.profiling.synthetic_weights import load_random
+import numpy as np
+
 from potluck.engines.profiling.timing import Stopwatch, best_seconds
+from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.models.trial_model import trial_config
 from potluck.quantities import format_bytes, format_count
 from potluck.types.engine import MakeEngine
+from potluck.types.hardware import TRIAL_FORMAT, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS
+from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
-from potluck.types.trial import TRIAL_FORMAT, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS
+
+if TYPE_CHECKING:
+    from potluck.types.tensor import TensorSink
+
 
 NUM_LAYERS = TRIAL_LAYERS
 MAX_STEP_TOKENS = TRIAL_PREFILL_TOKENS
@@ -37,6 +44,9 @@ _ROUND_SECONDS = 0.08
 _NUM_ROUNDS = 3
 """Decoding and prefill alternate, so that a disturbance affects neither alone. 0.5 s in total, or
 one step of each if steps are slower than that."""
+
+_PIECE_BYTES = 4 << 20
+"""Rows are generated up to this size and then repeated: 4 MiB take 10 ms, and a layer has 50."""
 
 
 def rate_program(max_weights_bytes: int) -> Program:
@@ -102,7 +112,7 @@ def measure_rates(
 
 
 def _program(num_layers: int) -> Program:
-    config = trial_config(num_layers, NUM_BLOCKS * KV_BLOCK_TOKENS)
+    config = _trial_config(num_layers, NUM_BLOCKS * KV_BLOCK_TOKENS)
     shard = Shard(
         start_layer=0,
         end_layer=num_layers,
@@ -135,3 +145,62 @@ def _step(num_tokens: int, *, after: int) -> Step:
 
 def _tokens(step: Step) -> str:
     return f"{format_count(step.num_tokens, 'token')} at a time"
+
+
+def random_rows(fmt: TensorFormat, num_rows: int, num_columns: int) -> bytes:
+    """Return a stored ``[num_rows, num_columns]`` matrix with the deviation of a linear layer.
+
+    That is ``num_columns ** -0.5``. Supports F32, F16, BF16 and Q8_0.
+    """
+    random = np.random.default_rng(0)
+    deviation = num_columns**-0.5
+    if fmt is TensorFormat.Q8_0:
+        # An f16 scale and 32 uniform int8, with deviation 74 (ggml-common.h).
+        blocks = random.integers(0, 256, (num_rows, num_columns // 32, 34), dtype=np.uint8)
+        blocks[:, :, :2] = np.array([deviation / 74], dtype="<f2").view(np.uint8)
+        return blocks.tobytes()
+    values = random.standard_normal((num_rows, num_columns), dtype=np.float32)
+    values *= np.float32(deviation)
+    if fmt is TensorFormat.BF16:  # the upper halves of float32
+        return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+    if fmt is TensorFormat.F16:
+        return values.astype("<f2").tobytes()
+    if fmt is TensorFormat.F32:
+        return values.astype("<f4").tobytes()
+    raise ValueError(f"no random rows of {fmt.name}")
+
+
+def load_random(sink: TensorSink, info: TensorInfo) -> None:
+    """Fill a weight: ones in a vector; in a matrix, random rows that repeat if it is large."""
+    sink.begin(info)
+    if len(info.shape) == 1:
+        sink.write_rows(info.name, 0, 1, memoryview(np.ones(info.num_columns, "<f4").tobytes()))
+    else:
+        at_once = min(info.num_rows, max(1, _PIECE_BYTES // info.row_bytes))
+        piece = memoryview(random_rows(info.format, at_once, info.num_columns))
+        for start in range(0, info.num_rows, at_once):
+            end = min(start + at_once, info.num_rows)
+            sink.write_rows(info.name, start, end, piece[: (end - start) * info.row_bytes])
+    sink.finish(info.name)
+
+
+def _trial_config(num_layers: int, max_context_tokens: int) -> ModelConfig:
+    """Return the configuration; all tokens are 0, and nothing reads them.
+
+    Its layers have the shape of a billion-parameter model (TinyLlama 1.1B: hidden size 2048,
+    intermediate size 5632, 32 heads of 64 and 4 key-value heads), with weights in Q8_0
+    (``types.hardware``). ``placement.speed`` estimates the speed of other models from its rates.
+    """
+    return plain_config(
+        family="llama",
+        num_layers=num_layers,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=64,
+        vocab_size=1,  # no embedding and no head
+        max_context_tokens=max_context_tokens,
+        norm_epsilon=1e-5,
+        theta=10000.0,
+    )

@@ -8,18 +8,80 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from potluck.engines.tinygrad.costs import TinygradCost
+from potluck.engines.backends import TINYGRAD_ABILITIES
+from potluck.engines.tinygrad import sizes
 from potluck.engines.tinygrad.environment import tinygrad_device, tinygrad_environment
+from potluck.engines.tinygrad.layout import MatrixLayout
 from potluck.errors import EngineError
 
 if TYPE_CHECKING:
     from potluck.engines.native.pool import ThreadPool
     from potluck.engines.tinygrad.engine import TinygradEngine
+    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.program import Program
+    from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
+
+_F32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TinygradCost:
+    """An ``EngineCost``.
+
+    The memory requirements of a stage. Planning requires no driver, so tinygrad is not imported.
+    """
+
+    @property
+    def abilities(self) -> BackendAbilities:
+        """See ``engines.backends``."""
+        return TINYGRAD_ABILITIES
+
+    @property
+    def process_bytes(self) -> int:
+        """Return the memory of Python with tinygrad, its expressions, the driver and its compiler.
+
+        In addition to weights, after products with three matrices: 56 MiB with tinygrad's CPU
+        backend, whose clang is a separate process, and 196 MiB with PoCL, which includes LLVM
+        (``tests/integration/test_tinygrad_loading.py``). A program has a few more kernels, and a
+        CUDA context is as large as PoCL.
+        """
+        return 384 * 2**20
+
+    def loaded_bytes(self, info: TensorInfo) -> int:
+        """Return the size of matrices in panels and vectors as float32: what ``DeviceWeights``
+        allocates.
+        """
+        if len(info.shape) == 1:
+            return info.num_columns * _F32_BYTES
+        return MatrixLayout.of(info).num_bytes
+
+    def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
+        """Return the size on a device without f16, with float32 caches: at most twice the actual
+        size.
+
+        Programs with states are not supported.
+        """
+        return sizes.cache_bytes(program, num_blocks, has_f16=False)
+
+    def scratch_bytes(
+        self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
+    ) -> int:
+        """Return the size, which does not depend on the number of threads and the arithmetic."""
+        return sizes.scratch_bytes(program, max_step_tokens)
+
+    def staging_bytes(self, loaded: TensorInfo) -> int:
+        """Return the size of groups of panels in transfer, or of a vector as received and as
+        float32.
+        """
+        if len(loaded.shape) == 1:
+            return loaded.num_columns * (2 * _F32_BYTES)
+        return MatrixLayout.of(loaded).staging_bytes
+
 
 COST = TinygradCost()
 

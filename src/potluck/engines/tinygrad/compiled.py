@@ -10,13 +10,69 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from potluck.engines.tinygrad.adapter import Ops, TinyJit, UOp, get_call_arg_uops, get_runtime
-from potluck.engines.tinygrad.scratch import shared_scratch
+from potluck.engines.tinygrad.adapter import (
+    Ops,
+    TinyJit,
+    UOp,
+    buffers,
+    get_call_arg_uops,
+    get_runtime,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from potluck.engines.tinygrad.device import OpenDevice
+
+
+@dataclass(slots=True, kw_only=True)
+class _Use:
+    """The first and the last of a call's kernels that use a buffer."""
+
+    first: int
+    last: int
+
+
+def _shared_scratch(linear: UOp) -> UOp:
+    """Return the kernels of ``linear``, in which later intermediate buffers reuse earlier ones.
+
+    Intermediate buffers are those that are not allocated in advance. A buffer may reuse a larger
+    one of its type.
+
+    tinygrad lets intermediate buffers of a call share memory as parts of one buffer, which OpenCL
+    does not support; without it, every layer would keep its own buffers. Here whole buffers are
+    reused.
+    """
+    uses: dict[UOp, _Use] = {}
+    for index, kernel in enumerate(linear.src):
+        for buffer in _intermediates(kernel):
+            uses.setdefault(buffer, _Use(first=index, last=index)).last = index
+    places: dict[UOp, UOp] = {}
+    free: list[UOp] = []
+    in_use: dict[UOp, int] = {}
+    for buffer, use in sorted(uses.items(), key=lambda item: item[1].first):
+        ended = [place for place, last in in_use.items() if last < use.first]
+        for place in ended:
+            del in_use[place]
+        free += ended
+        fitting = [
+            place
+            for place in free
+            if place.dtype == buffer.dtype and place.max_numel() >= buffer.max_numel()
+        ]
+        place = min(fitting, key=lambda place: int(place.max_numel()), default=buffer)
+        if place in free:
+            free.remove(place)
+        places[buffer] = place
+        in_use[place] = use.last
+    return linear.substitute(places, walk=True)
+
+
+def _intermediates(kernel: UOp) -> Iterator[UOp]:
+    for argument in kernel.src[1:]:
+        for part in argument.toposort():
+            if part.op is Ops.BUFFER and not part.is_variable and buffers.get(part) is None:
+                yield part
 
 
 class Compiled:
@@ -31,7 +87,9 @@ class Compiled:
         self._launches: tuple[_Launch, ...] | None = None
         if not device.has_parts:
             add_linear = self._jit.add_linear
-            self._jit.add_linear = lambda linear, values: add_linear(shared_scratch(linear), values)
+            self._jit.add_linear = lambda linear, values: add_linear(
+                _shared_scratch(linear), values
+            )
 
     def __call__(self, *variables: UOp) -> None:
         """Launch the kernels with these bound variables; they may still run when this returns."""

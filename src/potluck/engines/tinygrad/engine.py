@@ -20,8 +20,7 @@ from potluck.engines.tinygrad.device import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError
-from potluck.types.engine import NO_MASKS, StepResult
-from potluck.types.expert_use import NO_EXPERTS, ExpertUse
+from potluck.types.engine import NO_EXPERTS, NO_MASKS, ExpertUse, StepResult
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 
     from potluck.engines.native.pool import ThreadPool
     from potluck.engines.tinygrad.pieces import Piece
-    from potluck.types.engine import TokenMasks
-    from potluck.types.exchange import Exchange
+    from potluck.types.engine import Exchange, TokenMasks
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, Step
     from potluck.types.tensor import TensorSink

@@ -1,9 +1,5 @@
-"""FP8 weights with scales, shown as BF16.
-
-A value is the product of an E4M3 number (4 significant bits) and its scale, computed in float32 and
-rounded to the nearest BF16 number, ties to even, as in ``transformers`` (``Fp8Dequantize``). If
-scales are powers of two, nothing is rounded. Scales are stored in a separate tensor: one for the
-whole tensor, one for each row, or one for each block of rows and columns.
+"""Floating-point weights of few bits: FP8 with scales, shown as BF16, and MXFP4 as gpt-oss stores
+it, shown in GGUF's layout of the same blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +14,10 @@ from potluck.formats.encodings.parts import (
     PIECE_ELEMENTS,
     ReadBytes,
     check_scales,
+    check_shape,
+    check_type,
     contradiction,
+    halves_from_pairs,
     num_elements,
     read_scales,
     unreadable,
@@ -33,7 +32,69 @@ if TYPE_CHECKING:
     from potluck.formats.encodings.encoding import FloatEncoding
     from potluck.formats.source import FileTensor
 
+
 FLOAT_TYPE = "F8_E4M3"
+
+_BYTES = 16
+
+
+class MicroscaledTensor:
+    """Matrices of MXFP4; an ``EncodedTensor``.
+
+    A block has 32 E2M1 numbers with one E8M0 scale (OCP Microscaling Formats 1.0). The files store
+    the numbers as ``…_blocks``, ``[…, blocks, 16]``, where byte ``j`` has numbers ``2j`` (low
+    nibble) and ``2j + 1``, and the scales as ``…_scales``, ``[…, blocks]``. GGUF stores the scale
+    and then 16 bytes, where byte ``j`` has numbers ``j`` and ``j + 16``. No values change.
+    """
+
+    def __init__(self, name: str, blocks: FileTensor, scales: FileTensor, read: ReadBytes) -> None:
+        check_type(blocks, "U8")
+        check_type(scales, "U8", "F8_E8M0")
+        if len(blocks.shape) < 3 or blocks.shape[-1] != _BYTES or not num_elements(blocks.shape):
+            raise contradiction(
+                blocks, f"has the shape {list(blocks.shape)}, but must have blocks of 16 bytes"
+            )
+        check_shape(scales, blocks.shape[:-1])
+        *leading, num_blocks, _ = blocks.shape
+        self.info = TensorInfo(
+            name=name, shape=(*leading, 2 * _BYTES * num_blocks), format=TensorFormat.MXFP4
+        )
+        self.parts = (blocks, scales)
+        self._read = read
+        self._row_blocks = num_blocks
+
+    @property
+    def decoding_bytes(self) -> int:
+        """The memory for decoding a piece or a row."""
+        return max(PIECE_BYTES, 3 * self.info.row_bytes)
+
+    def read_rows(self, start_row: int, end_row: int, out: memoryview) -> None:
+        """Read rows, as many at a time as fit into a piece."""
+        blocks, scales = self.parts
+        step = max(1, PIECE_ELEMENTS // self.info.num_columns)
+        target = np.frombuffer(out, dtype=np.uint8).reshape(-1, _BYTES + 1)
+        for row in range(start_row, end_row, step):
+            first = row * self._row_blocks
+            count = (min(row + step, end_row) - row) * self._row_blocks
+            codes, exponents = bytearray(count * _BYTES), bytearray(count)
+            self._read(blocks, first * _BYTES, memoryview(codes))
+            self._read(scales, first, memoryview(exponents))
+            begin = first - start_row * self._row_blocks
+            part = target[begin : begin + count]
+            part[:, 0] = np.frombuffer(exponents, dtype=np.uint8)
+            part[:, 1:] = halves_from_pairs(
+                np.frombuffer(codes, dtype=np.uint8).reshape(count, _BYTES)
+            )
+
+    def stored_ranges(self, start_row: int, end_row: int) -> Iterator[tuple[FileTensor, int, int]]:
+        """Yield the ranges of the rows' numbers and of their scales."""
+        blocks, scales = self.parts
+        first, end = start_row * self._row_blocks, end_row * self._row_blocks
+        yield blocks, first * _BYTES, end * _BYTES
+        yield scales, first, end
+
+    def release(self) -> None:
+        """Do nothing, since no data is held."""
 
 
 def _e4m3_values() -> NDArray[np.float32]:
@@ -59,7 +120,14 @@ class _Grid:
 
 
 class FloatTensor:
-    """One or several FP8 matrices; an ``EncodedTensor``."""
+    """One or several FP8 matrices; an ``EncodedTensor``.
+
+    A value is the product of an E4M3 number (4 significant bits) and its scale, computed in float32
+    and rounded to the nearest BF16 number, ties to even, as in ``transformers``
+    (``Fp8Dequantize``). If scales are powers of two, nothing is rounded. Scales are stored in a
+    separate tensor: one for the whole tensor, one for each row, or one for each block of rows and
+    columns.
+    """
 
     def __init__(
         self,

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.formats.encodings.blocks import blocks_of_q4_0, blocks_of_q5_0, blocks_of_q8_0
 from potluck.formats.encodings.encoding import BLOCK_COLUMNS, IntegerEncoding, Layout
 from potluck.formats.encodings.parts import (
     PIECE_BYTES,
     PIECE_ELEMENTS,
     ReadBytes,
+    blocks_of_q4_0,
+    blocks_of_q5_0,
+    blocks_of_q8_0,
     check_scales,
     check_shape,
     check_type,

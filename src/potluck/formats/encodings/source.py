@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from potluck.errors import ModelFileError
-from potluck.formats.encodings.floats import FLOAT_TYPE, FloatTensor
+from potluck.formats.encodings.floats import FLOAT_TYPE, FloatTensor, MicroscaledTensor
 from potluck.formats.encodings.integers import IntegerTensor
-from potluck.formats.encodings.microscaled import MicroscaledTensor
 from potluck.formats.encodings.parts import contradiction
 from potluck.formats.source import FileTensor, FileTensorSource
 

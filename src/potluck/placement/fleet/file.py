@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import UsageError
 from potluck.placement.fleet.description import (
@@ -20,14 +22,25 @@ from potluck.placement.fleet.description import (
     Probed,
 )
 from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, MAX_MACHINES, PAIR, UNIT
-from potluck.placement.fleet.probe_file import read_probe_file
 from potluck.quantities import format_few
-from potluck.types.unit import NATIVE
+from potluck.types.hardware import ProbeReport
+from potluck.types.held_stage import MAX_BYTES
+from potluck.types.ranges import MAX_THREADS
+from potluck.types.unit import NATIVE, ChosenUnit, Role
 
 _MAX_FILE_BYTES = 4 * 2**20
 _DEFAULT_CORES = 4
 _UNIT_KEYS = tuple(key.name for key in UNIT.keys)
 _OF_HAND = ("memory", "cores", *_UNIT_KEYS, "units")
+
+_MAX_PROBE_BYTES = 16 * 2**20
+
+_SCHEMA = "potluck.probe/1"
+
+_HINT = (
+    "probe is the file with the output of potluck probe --measure --json on the machine, "
+    "relative to the fleet file"
+)
 
 
 def read_fleet(path: Path) -> Fleet:
@@ -98,7 +111,7 @@ def _probed(read: Mapping[str, Any], where: str, folder: Path) -> Probed:
             f"{where}: {doubled[0]} cannot be used together with probe",
             hint="the probe report already has it; omit one of them",
         )
-    return read_probe_file(folder / read["probe"], where)
+    return _read_probe_file(folder / read["probe"], where)
 
 
 def _described(read: Mapping[str, Any], where: str) -> ManualDescription:
@@ -203,3 +216,51 @@ def _require_known(name: str, names: list[str], where: str) -> None:
             f'{where} = "{name}" is not a machine of this fleet',
             hint=f"machines are {format_few(names, 8)}",
         )
+
+
+class _Units(msgspec.Struct):
+    schema: str
+    units: tuple[ChosenUnit, ...]
+
+
+def _read_probe_file(path: Path, where: str) -> Probed:
+    """Return the machine that a file describes. ``where`` is the location of the reference to the
+    file.
+
+    Raise ``UsageError`` if it cannot be read, is not such a document, or has no working unit.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_PROBE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"{where}: probe: {path}: {error.strerror or error}", hint=_HINT
+        ) from error
+    try:
+        if len(data) > _MAX_PROBE_BYTES:
+            raise ValueError(f"the file is larger than {_MAX_PROBE_BYTES} bytes")
+        kind = msgspec.json.decode(data, type=_Units)
+        if kind.schema != _SCHEMA:
+            raise ValueError(f"its schema is {kind.schema}, not {_SCHEMA}")
+        read = Probed(report=msgspec.json.decode(data, type=ProbeReport), units=kind.units)
+        _require_consistent(read)
+    except ValueError as error:  # includes DecodeError and invalid UTF-8
+        raise UsageError(f"{where}: probe: {path}: {error}", hint=_HINT) from error
+    return read
+
+
+def _require_consistent(probed: Probed) -> None:
+    devices = {device.device_id for device in probed.report.devices}
+    trials = {trial.unit_id for trial in probed.report.trials}
+    for unit in probed.units:
+        if unit.device_id not in devices or unit.unit_id not in trials:
+            raise ValueError(f"it does not describe the unit {unit.unit_id}")
+    memory = probed.report.memory
+    own = (device.own_free_bytes for device in probed.report.devices)
+    sizes = [memory.total_bytes, memory.free_bytes, memory.usable.bytes, *own]
+    if not all(size is None or 0 <= size <= MAX_BYTES for size in sizes):
+        raise ValueError("it has more memory than any machine, or less than none")
+    if not 1 <= probed.report.cpu.num_usable_cores <= MAX_THREADS:
+        raise ValueError(f"{probed.report.cpu.num_usable_cores} usable cores are not possible")
+    if not any(unit.role in (Role.SERVES, Role.RESERVE) for unit in probed.units):
+        raise ValueError("no unit of this machine works")

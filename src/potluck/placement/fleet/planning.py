@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,12 @@ import msgspec
 
 from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.drafting.sources import names_model
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of
+from potluck.placement.fleet.description import Fleet, LinkFigures, LinkPair, Machine
 from potluck.placement.fleet.file import read_fleet
-from potluck.placement.fleet.links import fleet_links
-from potluck.placement.fleet.reports import coordinator_of, node_reports
+from potluck.placement.fleet.reports import coordinator_of, node_id_of, node_reports
 from potluck.placement.layout import layout_nodes, parse_layout, resolve_layout
-from potluck.placement.links import LinkTable
+from potluck.placement.links import NETWORK, Link, LinkTable
 from potluck.placement.model_counting import counting_of
 from potluck.placement.new_deployment import draft_request, facts_of, name_of, new_record
 from potluck.placement.plan_view import PlanOutcome, plan_view
@@ -32,6 +32,9 @@ from potluck.types.cluster import NodeId
 from potluck.types.deployment import Deploy, DeploymentRecord, ModelFingerprint
 from potluck.types.documents.plan import PlanDocument
 from potluck.types.node import NodeReport
+from potluck.types.placement import Basis
+
+_LEAST_LATENCY_SECONDS = 1e-6
 
 
 def plan_fleet(path: Path, params: Mapping[str, Any], layout: str | None) -> PlanDocument:
@@ -94,3 +97,44 @@ def _planned(
         arithmetic=record.status.plan.arithmetic,
     )
     return record.with_status(plan=plan_record(planned)), planned
+
+
+def fleet_links(fleet: Fleet) -> LinkTable:
+    """Return the links of a fleet; missing figures are assumed."""
+    network = _link(fleet.links, NETWORK)
+    machines = {machine.name: machine for machine in fleet.machines}
+    links: dict[tuple[NodeId, NodeId], Link] = {}
+    for pair in fleet.pairs:
+        link = _link(pair.figures, network)
+        for source, target in _nodes(pair, machines):
+            links[source, target] = link
+            if pair.is_one_way:
+                # Without a link of its own, the way back would be assumed to be like the way there.
+                links.setdefault((target, source), network)
+            else:
+                links[target, source] = link
+    names = [name for machine in fleet.machines for name in machine.names]
+    return LinkTable(
+        links=links,
+        host_ids={node_id_of(name): node_id_of(name) for name in names},
+        network=network,
+    )
+
+
+def _link(figures: LinkFigures, otherwise: Link) -> Link:
+    latency, bandwidth = figures.latency_seconds, figures.bytes_per_second
+    is_whole = latency is not None and bandwidth is not None
+    return Link(
+        latency_seconds=(
+            otherwise.latency_seconds if latency is None else max(_LEAST_LATENCY_SECONDS, latency)
+        ),
+        bytes_per_second=otherwise.bytes_per_second if bandwidth is None else bandwidth,
+        basis=Basis.TABLE if is_whole else otherwise.basis,
+    )
+
+
+def _nodes(pair: LinkPair, machines: dict[str, Machine]) -> Iterator[tuple[NodeId, NodeId]]:
+    for source in machines[pair.source].names:
+        for target in machines[pair.target].names:
+            if source != target:
+                yield node_id_of(source), node_id_of(target)

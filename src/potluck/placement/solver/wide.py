@@ -7,16 +7,17 @@ matter are added (column generation with few rounds).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.placement.path import PathProblem
-from potluck.placement.solver.budget import Budget
+from potluck.placement.path import Path, PathProblem
+from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
 from potluck.placement.solver.minimize import BestPath, knapsack_prices, minimize
 from potluck.placement.solver.relaxation import relax, through
-from potluck.placement.solver.table import Stage, Table
+from potluck.placement.solver.table import TOLERANCE, Stage, Table, make_table
 
 WIDE = 128
 """With more kinds, not all are searched: a step of prices takes 10 ms there."""
@@ -88,3 +89,27 @@ def promising_units(problem: PathProblem, among: NDArray[np.intp], most: int) ->
     np.fill_diagonal(hops, 0.0)
     reduced = reduced + (hops[hub] + hops[:, hub]) / 2
     return np.sort(among[np.argsort(reduced, kind="stable")[:most]])
+
+
+def shortest_path(
+    problem: PathProblem,
+    *,
+    limit_seconds: float = math.inf,
+    num_elements: int = DEFAULT_ELEMENTS,
+) -> Path | None:
+    """Return the path with the least ``path_seconds``, or None if no path was found.
+
+    No stage takes longer than ``limit_seconds``, and no link is occupied for longer. Work is
+    bounded by ``num_elements`` rather than by time, so the same problem has the same answer.
+    """
+    table = make_table(problem)
+    if math.isfinite(limit_seconds):
+        table = table.limited(limit_seconds)
+    best_path = minimize_any(table, Budget(num_elements))
+    if not best_path.stages:
+        return None
+    cuts = table.cuts(best_path.stages)
+    seconds = problem.path_seconds(cuts)
+    is_best = best_path.bound_seconds >= seconds * (1 - TOLERANCE)
+    bound = seconds if is_best else best_path.bound_seconds
+    return Path(cuts=cuts, seconds=seconds, bound_seconds=bound)

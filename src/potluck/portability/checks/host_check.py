@@ -8,8 +8,8 @@ from functools import partial
 from potluck.portability.checks.imports import weighed_by_imports
 from potluck.portability.checks.needs import ObjectNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
-from potluck.portability.checks.report import FileReport, HostReport
-from potluck.portability.checks.variant_check import variant_findings
+from potluck.portability.checks.report import FileReport, HostReport, WheelReport
+from potluck.portability.checks.variant_properties import variant_findings
 from potluck.portability.cuda.findings import cuda_findings, is_tegra
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import feature_findings
@@ -212,3 +212,18 @@ def _carried_finding(path: str, carrier: str) -> Finding:
 
 def _is_fatal(findings: tuple[Finding, ...]) -> bool:
     return any(each.severity is Severity.FATAL for each in findings)
+
+
+def check_on_hosts(wheel: PreparedWheel, checks: Iterable[HostCheck]) -> WheelReport:
+    """Check one wheel on several hosts, and return the reports in the order of the hosts.
+
+    This is the logic of ``potluck wheel check``, without its command line. To check many wheels on
+    many hosts, create one ``PreparedWheel`` per wheel and one ``HostCheck`` per host.
+    """
+    return WheelReport(
+        file=wheel.needs.file,
+        distribution=wheel.needs.distribution,
+        minima=wheel.minima,
+        promise=wheel.promise,
+        hosts=tuple(check.check(wheel) for check in checks),
+    )

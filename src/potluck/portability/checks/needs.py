@@ -16,7 +16,7 @@ from potluck.portability.cuda.needs import CudaNeeds, read_cuda_needs
 from potluck.portability.cuda.table import CudaTable, shipped_table
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.reader import read_elf
-from potluck.portability.features.facts import FileFacts, file_facts
+from potluck.portability.features.findings import FileFacts, file_facts
 from potluck.portability.features.rules import FeatureRules, rules_for
 from potluck.portability.instructions.cpu_needs import CpuNeeds, cpu_needs
 from potluck.portability.instructions.jemalloc_pages import jemalloc_page_bytes

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.portability.cuda.arm_builds import other_target_finding
 from potluck.portability.cuda.compatibility import (
     GpuCompatibility,
     code_names,
     module_compatibility,
+    other_target_finding,
 )
 from potluck.portability.cuda.fat_binary import CodeKind
 from potluck.portability.cuda.needs import CudaNeeds

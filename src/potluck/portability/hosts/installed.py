@@ -17,8 +17,14 @@ from typing import Final
 
 from potluck.portability.hosts.amd_architectures import amd_architectures
 from potluck.portability.hosts.c_library import CLibrary, find_c_library, read_library
-from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES, OTHER_LIBRARIES
-from potluck.portability.hosts.host import Host, HostGpu, HostLibrary, HostPython
+from potluck.portability.hosts.host import (
+    GLIBC_LIBRARIES,
+    OTHER_LIBRARIES,
+    Host,
+    HostGpu,
+    HostLibrary,
+    HostPython,
+)
 from potluck.portability.hosts.library_file import LibraryFile
 from potluck.portability.hosts.root_files import RootFiles
 from potluck.portability.hosts.symbol_set import symbol_set

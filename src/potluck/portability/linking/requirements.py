@@ -21,8 +21,7 @@ from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from potluck.portability.hosts.described_libraries import GLIBC_LIBRARIES, OTHER_LIBRARIES
-from potluck.portability.hosts.host import HostPython
+from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
 from potluck.portability.linking.opened_libraries import kind_of, library_kinds
 
 _LEAST_NAME_LENGTH = 3

@@ -20,11 +20,11 @@ from packaging.utils import canonicalize_name
 
 from potluck.child_environment import child_environment
 from potluck.errors import WheelDownloadError
-from potluck.portability.planning.digests import sha256_of
 from potluck.portability.planning.index import (
     IndexFile,
     parse_filename,
     parse_variants_filename,
+    sha256_of,
 )
 
 _PROGRAM = "potluck.portability.planning.pip_program"

@@ -22,8 +22,8 @@ from potluck.errors import WheelFileError
 from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.refusals import release_refusal
+from potluck.portability.planning.release_variants import VariantFacts, resolved_variant_markers
 from potluck.portability.planning.releases import Rejections, Release, Releases
-from potluck.portability.planning.variant_markers import VariantFacts, resolved_variant_markers
 from potluck.portability.planning.wants import Want, wants_of
 
 MAX_BISECTED = 6

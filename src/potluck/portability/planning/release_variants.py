@@ -7,22 +7,36 @@ error.
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import WheelDownloadError, WheelFileError
-from potluck.portability.checks.variant_check import missing_properties
-from potluck.portability.checks.variant_properties import Namespace, has_any, variant_rank
+from potluck.portability.checks.variant_properties import (
+    Namespace,
+    has_any,
+    missing_properties,
+    variant_rank,
+)
 from potluck.portability.planning.index import Index, IndexFile, parse_filename
 from potluck.portability.planning.releases import Release
-from potluck.portability.planning.variant_markers import VariantFacts
 from potluck.portability.planning.wheel_reader import WheelReader
 from potluck.portability.wheels.variants import Variant, namespace_order, parse_variants
 
 _MAX_FILE_BYTES = 1 << 20
 """An index's file has about 1 KB for each label."""
+
+_TRUE = 'python_version >= "0"'
+
+_FALSE = 'python_version < "0"'
+
+_QUOTED = r"""(?:"([^"]*)"|'([^']*)')"""
+
+_LABEL = re.compile(rf"\bvariant_label\s*(==|!=)\s*{_QUOTED}")
+
+_SET = re.compile(rf"{_QUOTED}\s*\b(not\s+)?in\s+variant_(namespaces|features|properties)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,3 +194,40 @@ def _contents(file: IndexFile, index: Index) -> bytes:
         path = Path(folder, "variants.json")
         index.fetch(file, path, most_bytes=_MAX_FILE_BYTES)
         return path.read_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantFacts:
+    """What markers can test of a chosen wheel on a host.
+
+    ``label`` is empty if the wheel is not a variant. ``properties`` are those of the wheel that the
+    host has, each with its namespace, feature and value.
+    """
+
+    label: str = ""
+    properties: frozenset[tuple[str, str, str]] = frozenset()
+
+
+def resolved_variant_markers(line: str, facts: VariantFacts) -> str:
+    """Return a requirement in which the tests of variants are replaced by markers that are always
+    true, or never.
+
+    Markers about variants (PEP 825) are unknown to ``packaging``: ``lib; "nvidia :: sm_arch ::
+    90_real" in variant_properties`` depends on the wheel that was chosen.
+    """
+    sets: dict[str, Set[tuple[str, ...]]] = {
+        "namespaces": {each[:1] for each in facts.properties},
+        "features": {each[:2] for each in facts.properties},
+        "properties": facts.properties,
+    }
+
+    def of_label(match: re.Match[str]) -> str:
+        is_equal = facts.label == (match[2] or match[3] or "")
+        return _TRUE if is_equal == (match[1] == "==") else _FALSE
+
+    def of_set(match: re.Match[str]) -> str:
+        parts = tuple(each.strip() for each in (match[1] or match[2] or "").split("::"))
+        return _TRUE if (parts in sets[match[4]]) == (match[3] is None) else _FALSE
+
+    requirement, separator, marker = line.partition(";")
+    return requirement + separator + _SET.sub(of_set, _LABEL.sub(of_label, marker))

@@ -10,10 +10,10 @@ draws them again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from potluck.probe.cases.draws import between, draws
 from potluck.types.step import SamplingParams
 
 VOCAB_SIZE = 1077
@@ -73,3 +73,16 @@ EXPECTED = (
     *(627, 703, 410, 971, 474, 204, 5, 134, 248, 959, 1063, 118, 47, 827, 5, 134),
 )
 """The tokens."""
+
+
+def draws(seed: int) -> Iterator[int]:
+    """Yield integers of 15 bits from the linear congruential generator of POSIX ``rand``."""
+    state = seed
+    while True:
+        state = (state * 1103515245 + 12345) % 2**31
+        yield state >> 16
+
+
+def between(draw: int, low: int, high: int) -> int:
+    """Return the next integer from ``low`` to ``high``, both included."""
+    return low + draw % (high - low + 1)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.cases.draws import between, draws
+from potluck.probe.cases.draw_case import between, draws
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 2

@@ -24,7 +24,7 @@ import struct
 from dataclasses import dataclass
 
 from potluck.probe.cases import draw_case, program_case
-from potluck.probe.cases.draws import between, draws
+from potluck.probe.cases.draw_case import between, draws
 from potluck.types.tensor import TensorFormat
 
 FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from potluck.probe.children.intel_document import IntelCard, IntelDocument
+from potluck.probe.children.documents import IntelCard, IntelDocument
 from potluck.probe.machine.system import System
 
 Ioctl = Callable[[int, int, bytearray], object]

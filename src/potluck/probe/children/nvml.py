@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from potluck.probe.children.nvml_document import NvmlCard, NvmlDocument, NvmlInstance, NvmlMemory
+from potluck.probe.children.documents import NvmlCard, NvmlDocument, NvmlInstance, NvmlMemory
 
 _Value = TypeVar("_Value")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from potluck.probe.children.opencl_document import OpenclDevice, OpenclDocument
+from potluck.probe.children.documents import OpenclDevice, OpenclDocument
 
 LOADER = "libOpenCL.so.1"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.probe.children.intel_document import IntelCard, IntelDocument
+from potluck.probe.children.documents import IntelCard, IntelDocument
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name, printable
 from potluck.probe.detector import Detector, VendorQuery

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from potluck.probe.children.nvml_document import (
+from potluck.probe.children.documents import (
     NvmlCard,
     NvmlDocument,
     NvmlInstance,

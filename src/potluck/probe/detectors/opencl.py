@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from potluck.probe.children.opencl_document import OpenclDevice, OpenclDocument
+from potluck.probe.children.documents import OpenclDevice, OpenclDocument
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name, printable
 from potluck.probe.detector import Detector, VendorQuery

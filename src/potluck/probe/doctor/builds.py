@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from potluck.portability.finding import Finding as Lack
-from potluck.probe.doctor.case import Case, OpenedLibrary, UnloadablePackage, title
-from potluck.probe.doctor.finding import Finding, Severity
-from potluck.probe.doctor.libraries import libraries
+from potluck.probe.doctor.case import (
+    Case,
+    Finding,
+    OpenedLibrary,
+    Severity,
+    UnloadablePackage,
+    libraries,
+    title,
+)
 from potluck.probe.doctor.opencl import LOADER_PACKAGES
 from potluck.types.backend import BackendLibrary
 from potluck.types.hardware import Device, Trial

@@ -5,14 +5,17 @@ Also has queries that several checks share.
 
 from __future__ import annotations
 
+import enum
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from potluck.portability.finding import Finding as Lack
 from potluck.probe.doctor.distribution import Distribution
-from potluck.probe.doctor.finding import Severity
 from potluck.probe.machine.system import System
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
+from potluck.types.documents.base import NonEmpty
 from potluck.types.hardware import Device, ProbeReport, Trial
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"
@@ -32,6 +35,51 @@ _APIS = {
 
 _DRAWING_DRIVERS = frozenset({"lima"})
 """Drivers of GPUs that cannot compute at all (Mali-400 to 470)."""
+
+_DIRECTORIES = (
+    "/usr/lib/{machine}-linux-gnu",
+    "/usr/lib/{machine}-linux-gnu/mali",
+    "/usr/lib/{machine}-linux-gnu/nvidia",
+    "/usr/lib/{machine}-linux-gnu/nvidia/current",
+    "/usr/lib/{machine}-linux-gnu/tegra",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/mali",
+    "/usr/local/lib",
+    "/usr/lib/wsl/lib",
+    "/vendor/lib64",
+    "/system/vendor/lib64",
+)
+"""Directories of Debian and Fedora derivatives, Arch, vendors' installers, WSL and Android."""
+
+
+class Severity(enum.Enum):
+    """How severe a finding is."""
+
+    PREVENTS = "prevents"
+    """A unit that could work does not, or this node cannot take part in a cluster."""
+    SLOWS = "slows"
+    NOTE = "note"
+    """Information; it may be intended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One possible improvement."""
+
+    check: NonEmpty
+    """The name of the check in ``docs/guides/doctor.md``."""
+    severity: Severity
+    """``prevents``: a unit that could work does not, or this node cannot take part in a cluster
+    (exit code 1)."""
+    message: NonEmpty
+    """One line."""
+    command: NonEmpty
+    """The command to run, as root if it begins with sudo."""
+    details: str = ""
+    """One more line about the command; may be empty."""
+    device_id: NonEmpty | None = None
+    """The device concerned, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,3 +320,21 @@ def title(device: Device) -> str:
     if words and name.startswith(words[-1]):
         words.pop()
     return " ".join([*words, name])
+
+
+def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
+    """Return files whose whole name matches ``pattern``, by their paths on the machine."""
+    seen: set[Path] = set()
+    usual = (each.format(machine=case.report.cpu.architecture) for each in _DIRECTORIES)
+    for directory in (*case.library_folders, *usual):
+        path = case.below_files(directory)
+        try:
+            resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
+        except (OSError, RuntimeError):  # RuntimeError: a loop of links
+            continue
+        if resolved in seen:
+            continue
+        seen.add(resolved)
+        for file in case.system.entries(path):
+            if re.fullmatch(pattern, file.name):
+                yield PurePosixPath(directory) / file.name

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from potluck.probe.doctor.case import Case, title
+from potluck.probe.doctor.case import Case, Finding, title
 from potluck.probe.doctor.drivers import RESERVING_DRIVERS
-from potluck.probe.doctor.finding import Finding
 from potluck.probe.machine.system import Access
 from potluck.types.hardware import Device
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import Case, title
-from potluck.probe.doctor.finding import Finding
-from potluck.probe.doctor.libraries import libraries
+from potluck.probe.doctor.case import Case, Finding, libraries, title
 from potluck.types.hardware import Device
 
 RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})

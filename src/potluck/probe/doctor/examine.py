@@ -8,18 +8,15 @@ from dataclasses import replace
 
 from potluck.probe.doctor import (
     builds,
-    cpu,
     device_files,
-    disk,
     drivers,
     memory,
     network,
     opencl,
-    packages,
+    settings,
     trials,
 )
-from potluck.probe.doctor.case import KERNEL_LOG, Case, title
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import KERNEL_LOG, Case, Finding, Severity, title
 
 _log = logging.getLogger(__name__)
 
@@ -32,17 +29,17 @@ CHECKS: tuple[Check, ...] = (
     device_files.absent_files,
     opencl.unregistered_mali,
     opencl.broken_drivers,
-    packages.missing_packages,
+    trials.missing_packages,
     builds.unloadable_packages,
     trials.failed_trials,
     trials.silent_layers,
     opencl.only_software,
-    cpu.slow_governor,
+    settings.slow_governor,
     memory.unknown_memory,
     memory.low_limit,
     memory.swap,
     memory.small_shared_memory,
-    disk.folders,
+    settings.folders,
     network.taken_ports,
     network.local_multicast,
     network.no_other_node,

@@ -17,8 +17,7 @@ import msgspec
 
 from potluck.portability.finding import Finding as Lack
 from potluck.probe.doctor.case import OpenedLibrary, UnloadablePackage
-from potluck.probe.machine.regular_file import read_regular_file
-from potluck.probe.machine.system import System
+from potluck.probe.machine.system import System, read_regular_file
 from potluck.probe.processes.child import ChildAnswer, ChildFailure, run_child
 from potluck.probe.processes.guard import run_at_once
 from potluck.probe.processes.output import one_line

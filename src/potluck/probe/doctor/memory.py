@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from potluck.probe.doctor.case import Case
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import Case, Finding, Severity
 from potluck.quantities import format_bytes
 
 _MIB = 1 << 20

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import Case, Cluster, Peer
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import Case, Cluster, Finding, Peer, Severity
 from potluck.probe.doctor.multicast import PORT
 
 _MOST_SKEW_SECONDS = 2.0

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from potluck.probe.detectors import opencl
-from potluck.probe.doctor.case import Case, title
-from potluck.probe.doctor.finding import Finding, Severity
-from potluck.probe.doctor.libraries import libraries
+from potluck.probe.doctor.case import Case, Finding, Severity, libraries, title
 
 _VENDORS = "/etc/OpenCL/vendors"
 

@@ -1,11 +1,11 @@
-"""Checks for backends that failed their test, and devices in quarantine."""
+"""Checks for backends that were not tested or failed, and devices in quarantine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import KERNEL_LOG, Case
-from potluck.probe.doctor.finding import Finding, Severity
+from potluck.probe.doctor.case import KERNEL_LOG, Case, Finding, Severity, title
+from potluck.probe.trials.running import is_tried_on
 
 _WAIT = "potluck probe --wait"
 _RETRY = "potluck probe --retry"
@@ -60,3 +60,25 @@ def silent_layers(case: Case) -> Iterator[Finding]:
                     if is_quarantined
                     else f"the kernel log may have details: {KERNEL_LOG}",
                 )
+
+
+def missing_packages(case: Case) -> Iterator[Finding]:
+    """Check for GPUs that could be used if an extra of Potluck were installed."""
+    for extra in dict.fromkeys(backend.extra for backend in case.lacking_backends):
+        backends = [each for each in case.lacking_backends if each.extra == extra]
+        devices = [
+            device
+            for device in case.accelerators
+            if not device.problem and any(is_tried_on(each, device) for each in backends)
+        ]
+        packages = {name for each in backends for name in each.packages}
+        missing = [name for name in case.missing_packages if name in packages]
+        if devices:
+            yield Finding(
+                check="package",
+                severity=case.severity(devices[0]),
+                message=f"{', '.join(map(title, devices))} cannot be used until"
+                f" {', '.join(missing)} is installed",
+                command=f"pip install 'potluck[{extra}]'",
+                device_id=devices[0].device_id,
+            )

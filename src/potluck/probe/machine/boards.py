@@ -1,4 +1,4 @@
-"""Devices on the platform bus, and shared system memory, for several detectors.
+"""Devices on the platform bus, and shared system memory, for several detectors; names of machines.
 
 GPUs and NPUs of boards are nodes of the device tree on that bus. Sources: the kernel's
 ``Documentation/ABI/testing/sysfs-class-devfreq``, ``proc_meminfo(5)``.
@@ -11,11 +11,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.probe.chips.names import printable
 from potluck.probe.machine.system import Access, System
 from potluck.types.hardware import DeviceMemory
 
 _MAX_CLOCK_HZ = 8_000_000_000
 """About four times the highest clock of any board's GPU: a higher value is a driver error."""
+
+_NO_NAMES = frozenset(
+    {
+        "",
+        "default string",
+        "none",
+        "not applicable",
+        "not specified",
+        "o.e.m.",
+        "oem",
+        "system manufacturer",
+        "system product name",
+        "to be filled by o.e.m.",
+        "undefined",
+        "unknown",
+    }
+)
+"""Placeholders that mainboard vendors leave in fields that the machine's vendor should fill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +138,25 @@ def shared_memory(system: System) -> DeviceMemory:
         is_shared=True,
         source="shared system memory (/proc/meminfo)",
     )
+
+
+def machine_name(system: System) -> str:
+    """Return the name (``Radxa ROCK 5B``, ``Dell Inc. PowerEdge R740``); empty if unknown.
+
+    The name is from the device tree or the firmware's DMI tables. Sources: the devicetree
+    specification (``model`` of the root), the kernel's ``drivers/firmware/dmi-id.c`` and the DMTF's
+    SMBIOS specification (system and baseboard).
+    """
+    if model := printable(board_model(system)):
+        return model
+    for maker, product in (("sys_vendor", "product_name"), ("board_vendor", "board_name")):
+        if name := _dmi(system, product):
+            vendor = _dmi(system, maker)
+            is_named_twice = name.lower().startswith(vendor.lower())
+            return name if is_named_twice else f"{vendor} {name}"
+    return ""
+
+
+def _dmi(system: System, field: str) -> str:
+    text = printable(system.text(system.sys / "class/dmi/id" / field) or "")
+    return "" if text.lower() in _NO_NAMES else text

@@ -1,4 +1,4 @@
-"""Tool call formats of models: one module for each wire format.
+"""Tool call formats of models: those that are data in ``formats``, others in modules of their own.
 
 ``choice`` identifies a model's format by its chat template. ``chat_format`` combines a tool call
 format with a reasoning format: it creates the parser of an output, and the grammar that outputs

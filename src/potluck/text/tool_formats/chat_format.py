@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from potluck.text.marks import Marks
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
 from potluck.text.tool_formats.lark import SPACE, TEXT, LarkSource, either
-from potluck.text.tool_formats.stepped import SteppedParser
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools, is_constrained
 from potluck.types.output import (
     OutputParser,
     OutputPart,
+    ReasoningPart,
     TextPart,
+    ToolCallArguments,
     ToolMode,
     ToolUse,
 )
@@ -122,6 +123,52 @@ class ChatFormat:
         if state is ThoughtState.OPEN:
             return thought
         return f"({SPACE} {lark.text(self.reasoning.open_text)} {thought})?"
+
+
+class SteppedParser:
+    """Runs ``steps``, which read from ``stream``, as far as text is available."""
+
+    def __init__(self, stream: CallStream, steps: Steps[None]) -> None:
+        self._stream = stream
+        self._steps = steps
+        self._is_done = False
+        self._advance()
+
+    def push(self, text: str) -> Sequence[OutputPart]:
+        """Process more text; return the parts that have become unambiguous."""
+        self._stream.add(text)
+        self._advance()
+        return _joined(self._stream.take_parts())
+
+    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
+        """Return the text held back, at the end of the output."""
+        self._stream.end(is_cut=is_cut)
+        self._advance()
+        return _joined(self._stream.take_parts())
+
+    def _advance(self) -> None:
+        if not self._is_done:
+            self._is_done = next(self._steps, True) is True
+
+
+def _joined(parts: Sequence[OutputPart]) -> Sequence[OutputPart]:
+    """Return ``parts`` with consecutive parts merged where one continues the other."""
+    result: list[OutputPart] = []
+    for part in parts:
+        last = result[-1] if result else None
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            result[-1] = TextPart(text=last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            result[-1] = ReasoningPart(text=last.text + part.text)
+        elif (
+            isinstance(part, ToolCallArguments)
+            and isinstance(last, ToolCallArguments)
+            and part.index == last.index
+        ):
+            result[-1] = ToolCallArguments(index=part.index, text=last.text + part.text)
+        else:
+            result.append(part)
+    return result
 
 
 class CallParser(SteppedParser):

@@ -8,27 +8,35 @@ from potluck.errors import ParameterError
 from potluck.text.reasoning import reasoning_format
 from potluck.text.tool_formats import harmony
 from potluck.text.tool_formats.chat_format import ChatFormat
-from potluck.text.tool_formats.deepseek import (
+from potluck.text.tool_formats.formats import (
+    COMMAND,
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
     DEEPSEEK_V3_2,
     DEEPSEEK_V4,
+    FUNCTIONARY,
+    FUNCTOOLS,
+    GENERIC,
+    GIGACHAT,
+    GLM,
+    GRANITE,
+    KIMI_K2,
+    LLAMA,
+    MINIMAX_M1,
+    MINIMAX_M2,
+    MISTRAL,
+    MISTRAL_LIST,
+    NEMOTRON,
+    PHI,
+    QWEN_CODER,
+    SEED,
+    SOLAR,
+    TOOL_CALLS_LIST,
 )
-from potluck.text.tool_formats.functionary import FUNCTIONARY
 from potluck.text.tool_formats.gemma import FUNCTION_GEMMA, GEMMA
-from potluck.text.tool_formats.generic import GENERIC
-from potluck.text.tool_formats.glm import GLM
-from potluck.text.tool_formats.granite import GRANITE
 from potluck.text.tool_formats.harmony import HarmonyFormat
-from potluck.text.tool_formats.hermes import HERMES
-from potluck.text.tool_formats.json_lists import COMMAND, GIGACHAT, NEMOTRON, TOOL_CALLS_LIST
-from potluck.text.tool_formats.kimi import KIMI_K2, SOLAR
-from potluck.text.tool_formats.llama import LLAMA
-from potluck.text.tool_formats.minimax import MINIMAX_M1, MINIMAX_M2
-from potluck.text.tool_formats.mistral import MISTRAL, MISTRAL_LIST
-from potluck.text.tool_formats.phi import FUNCTOOLS, PHI
+from potluck.text.tool_formats.json_calls import HERMES
 from potluck.text.tool_formats.pythonic import LFM2, PYTHONIC
-from potluck.text.tool_formats.qwen_coder import QWEN_CODER, SEED
 from potluck.text.tool_formats.syntax import ToolSyntax
 from potluck.types.output import OutputFormat
 

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from potluck.text.marks import Marks
+from potluck.text.tool_formats.chat_format import SteppedParser
 from potluck.text.tool_formats.lark import TEXT, LarkSource, either
-from potluck.text.tool_formats.stepped import SteppedParser
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import callable_tools, is_constrained
 from potluck.types.output import OutputParser, ToolMode, ToolUse

@@ -230,3 +230,19 @@ def is_object(text: str) -> bool:
 
 def _ignore(_: str) -> None:
     pass
+
+
+HERMES = JsonCalls(
+    name="hermes",
+    openings=("<tool_call>",),
+    before="\n",
+    after="\n",
+    closes=("</tool_call>",),
+    control_texts=("<tool_call>", "</tool_call>"),
+    separators=("",),
+)
+r"""Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4 and many others: JSON in ``<tool_call>`` tags.
+
+``<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>``, once for each call. Models that
+write tags for arguments may write it too (``tagged_calls``).
+"""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from potluck.text.marks import Marks
-from potluck.text.tool_formats.hermes import HERMES
+from potluck.text.tool_formats.json_calls import HERMES
 from potluck.text.tool_formats.lark import LarkSource, either, repeated, spaced
 from potluck.text.tool_formats.schemas import (
     Schema,

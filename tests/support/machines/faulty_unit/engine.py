@@ -24,9 +24,7 @@ from potluck.types.unit import Fault, UnitAddress
 
 if TYPE_CHECKING:
     from potluck.types.abilities import BackendAbilities
-    from potluck.types.engine import TokenMasks
-    from potluck.types.exchange import Exchange
-    from potluck.types.expert_use import ExpertUse
+    from potluck.types.engine import Exchange, ExpertUse, TokenMasks
 
 
 class _Cost(native_backend.NativeCost):

@@ -26,8 +26,7 @@ from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.background import Background
 from potluck.cluster.calls import StageLost, encode, pack_record, unpack_record
-from potluck.engines.backends import BACKENDS
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import CallError, ModelNotFoundError
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint

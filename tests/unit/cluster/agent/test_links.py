@@ -29,7 +29,7 @@ from potluck.cluster.calls import (
     encode,
 )
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.links.budget import CAPACITY_SECONDS, LEAST_SECONDS
+from potluck.cluster.links.schedule import CAPACITY_SECONDS, LEAST_SECONDS
 from potluck.cluster.membership import MethodTable
 from potluck.errors import CallError, NodeLostError
 from potluck.types.cluster import NodeId

@@ -19,8 +19,7 @@ from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
-from potluck.probe.trials.retest import Retest
-from potluck.probe.trials.running import try_backend
+from potluck.probe.trials.running import Retest, try_backend
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import Trial
 from potluck.types.node import CPU_UNIT

@@ -28,7 +28,7 @@ from potluck.cluster.coordinator.excluded_units import (
 )
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.worker.messages import Progress
-from potluck.engines.costs import cost_of
+from potluck.engines.backends import cost_of
 from potluck.errors import (
     DefectError,
     EdgeError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.cluster.links.budget import (
+from potluck.cluster.links.schedule import (
     CAPACITY_SECONDS,
     LEAST_SECONDS,
     SHARE,

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from potluck.cluster.membership.inbox import Inbox
+from potluck.cluster.membership.client import Inbox
 
 
 def test_items_come_in_order_from_another_thread_and_then_the_end() -> None:

@@ -23,7 +23,7 @@ from support.network.fake_hub import FakeHub, Repository, serve_hub
 from support.processes.waiting import done_within, eventually
 
 from potluck.catalog.hub_client import may_fetch
-from potluck.cluster.transfer import assignments, hub_lane, jobs, peer_session, relay
+from potluck.cluster.transfer import assignments, hub_lane, jobs, peer_session, window
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.errors import TransferError
 from potluck.types.content import CHUNK_BYTES, HubOrigin, Manifest
@@ -262,7 +262,7 @@ def test_a_seed_whose_store_is_full_fetches_each_chunk_for_a_peer_once(
 def test_what_is_relayed_at_once_has_a_bound(
     tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "MOST_CHUNKS", 2)
+    monkeypatch.setattr(window, "MOST_RELAYED_CHUNKS", 2)
     most = 0
     with nodes(tmp_path, 2, limit_bytes=0) as [seed, other]:
         put = seed.board.relay.put

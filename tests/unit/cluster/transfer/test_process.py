@@ -25,7 +25,7 @@ from support.cluster.transfers import (
 from support.processes.waiting import until
 
 from potluck.cluster.transfer.client import TransferClient
-from potluck.cluster.transfer.settings import TransferSettings
+from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
 from potluck.cluster.trust.connection_sources import connection_channel, hand_over
 from potluck.errors import ModelFileError, ModelNotFoundError, TransferError

@@ -7,8 +7,8 @@ from pathlib import Path
 from support.cluster.transfers import content_of, file_bytes, from_hub, from_peer, manifest_of
 
 from potluck.cluster.transfer.demand import Demand
+from potluck.cluster.transfer.jobs import JobProgress
 from potluck.cluster.transfer.origins import HUB, Origin, Routes
-from potluck.cluster.transfer.progress import JobProgress
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId

@@ -31,8 +31,7 @@ from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallback
 from potluck.errors import EdgeError, EngineError
 from potluck.grammars.step_masks import StepMasks
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
-from potluck.types.engine import StepResult
-from potluck.types.exchange import Exchange
+from potluck.types.engine import Exchange, StepResult
 from potluck.types.groups import GroupPart
 from potluck.types.program import Shard
 from potluck.types.step import (

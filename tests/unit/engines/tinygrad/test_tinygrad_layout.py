@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potluck.engines.tinygrad.costs import TinygradCost
+from potluck.engines.tinygrad.backend import TinygradCost
 from potluck.engines.tinygrad.layout import BLOCKS, GROUP_BYTES, MatrixLayout, arrange
 from potluck.types.tensor import TensorFormat, TensorInfo
 

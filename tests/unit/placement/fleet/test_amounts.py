@@ -1,6 +1,6 @@
 import pytest
 
-from potluck.placement.fleet.amounts import (
+from potluck.placement.fleet.keys import (
     parse_byte_rate,
     parse_operation_rate,
     parse_seconds,

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from support.portability.linking import a_host, a_library, an_elf, undefined
 
-from potluck.portability.checks.check import check_on_hosts
-from potluck.portability.checks.host_check import HostCheck
+from potluck.portability.checks.host_check import HostCheck, check_on_hosts
 from potluck.portability.checks.needs import BrokenObject, ObjectNeeds, WheelNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import HostReport

@@ -10,7 +10,7 @@ from support.portability.checked_wheel import check_wheel
 from support.portability.described_hosts import described_host
 from support.portability.wheel_bytes import write_wheel
 
-from potluck.portability.checks.variant_check import variant_findings
+from potluck.portability.checks.variant_properties import variant_findings
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host

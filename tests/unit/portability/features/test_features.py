@@ -10,8 +10,13 @@ from support.portability.gpu_libraries import elf_file, shared_object
 
 from potluck.portability.cuda.needs import CudaNeeds
 from potluck.portability.cuda.table import shipped_table
-from potluck.portability.features.facts import FileFacts, file_facts, toolkit_of_number
-from potluck.portability.features.findings import Build, feature_findings
+from potluck.portability.features.findings import (
+    Build,
+    FileFacts,
+    feature_findings,
+    file_facts,
+    toolkit_of_number,
+)
 from potluck.portability.features.rules import FeatureRules, parse_rules, rule_files, rules_for
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host

@@ -7,8 +7,15 @@ from support.portability.linking import an_elf, undefined
 
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.linking.object_tree import ObjectTree
-from potluck.portability.linking.policies import Glibc, policies_for, systems_with
-from potluck.portability.linking.promises import Minimum, Promise, minimum, promise
+from potluck.portability.linking.promises import (
+    Glibc,
+    Minimum,
+    Promise,
+    minimum,
+    policies_for,
+    promise,
+    systems_with,
+)
 
 
 def least(**objects: ElfFile) -> Minimum:

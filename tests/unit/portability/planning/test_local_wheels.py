@@ -9,7 +9,7 @@ from support.portability.folder_index import PYTHON, FolderIndex, a_host
 from support.portability.wheel_bytes import write_wheel
 
 from potluck.errors import UsageError
-from potluck.portability.planning.local_wheels import WithLocalWheels
+from potluck.portability.planning.index import WithLocalWheels
 from potluck.portability.planning.planner import Planner
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from packaging.requirements import Requirement
 
-from potluck.portability.planning.variant_markers import VariantFacts, resolved_variant_markers
+from potluck.portability.planning.release_variants import VariantFacts, resolved_variant_markers
 
 NONE = VariantFacts()
 CUDA = VariantFacts(label="cu128", properties=frozenset({("nvidia", "sm_arch", "90_real")}))

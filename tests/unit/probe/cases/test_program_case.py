@@ -10,7 +10,7 @@ from support.reference.engine import ReferenceEngine
 
 from potluck.engines import self_test
 from potluck.probe.cases import program_case as case
-from potluck.types.expert_use import NO_EXPERTS
+from potluck.types.engine import NO_EXPERTS
 from potluck.types.program import (
     Add,
     Attention,

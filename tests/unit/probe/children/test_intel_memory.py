@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from potluck.probe.children.intel_document import IntelCard
+from potluck.probe.children.documents import IntelCard
 from potluck.probe.children.intel_memory import Ioctl, ask_i915, ask_xe
 
 DESCRIPTOR = 7

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from potluck.probe.children.nvml_document import NvmlCard, NvmlDocument, NvmlInstance, NvmlMemory
+from potluck.probe.children.documents import NvmlCard, NvmlDocument, NvmlInstance, NvmlMemory
 from potluck.probe.detectors.nvidia_nvml import merge
 from potluck.probe.processes.child import ChildAnswer, ChildFailure, Failure
 from potluck.types.backend import DeviceKind

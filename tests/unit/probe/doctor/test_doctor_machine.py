@@ -19,11 +19,10 @@ from support.machines.doctor_cases import (
     the_finding,
 )
 
-from potluck.probe.doctor.case import Folder
-from potluck.probe.doctor.disk import CACHE, MODELS, STATE
+from potluck.probe.doctor.case import Folder, Severity
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.examine import examine
-from potluck.probe.doctor.finding import Severity
+from potluck.probe.doctor.settings import CACHE, MODELS, STATE
 from potluck.types.hardware import Trial
 
 POLICY = "sys/devices/system/cpu/cpufreq/policy"

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from support.machines.doctor_cases import a_case, a_system, the_finding
 
-from potluck.probe.doctor.case import Case, Cluster, LocalNetwork, Peer, Port
+from potluck.probe.doctor.case import Case, Cluster, LocalNetwork, Peer, Port, Severity
 from potluck.probe.doctor.examine import examine
-from potluck.probe.doctor.finding import Severity
 
 A, B, C = "a" * 16, "b" * 16, "c" * 16
 

@@ -16,9 +16,9 @@ from support.machines.doctor_cases import (
     the_finding,
 )
 
+from potluck.probe.doctor.case import Severity
 from potluck.probe.doctor.distribution import Distribution
 from potluck.probe.doctor.examine import examine
-from potluck.probe.doctor.finding import Severity
 from potluck.probe.doctor.look import missing_packages
 from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.hardware import DetectorReport, Device, ProbeReport, Trial

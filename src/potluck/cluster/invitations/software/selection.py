@@ -23,8 +23,7 @@ from potluck.cluster.invitations.software.installed_wheel import installed_distr
 from potluck.cluster.invitations.software.local_wheels import LocalWheels, Release
 from potluck.cluster.invitations.software.own_wheel import NAME
 from potluck.errors import WheelDownloadError
-from potluck.portability.planning.index import Index
-from potluck.portability.planning.local_wheels import WithLocalWheels
+from potluck.portability.planning.index import Index, WithLocalWheels
 from potluck.portability.planning.planner import Planner, UnplannableError
 from potluck.quantities import format_few
 from potluck.version import __version__

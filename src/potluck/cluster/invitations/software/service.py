@@ -19,8 +19,7 @@ import msgspec
 
 from potluck.cluster.invitations.answers import Answer, answer_of
 from potluck.cluster.invitations.software.description import description_program
-from potluck.cluster.invitations.software.endpoint import Endpoint
-from potluck.cluster.invitations.software.lines import python_program
+from potluck.cluster.invitations.software.endpoint import Endpoint, python_program
 from potluck.cluster.invitations.software.local_wheels import LocalWheels
 from potluck.cluster.invitations.software.own_wheel import folders_with_checkout
 from potluck.cluster.invitations.software.selection import OpenIndex, Software, choose_software

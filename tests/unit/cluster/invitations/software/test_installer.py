@@ -21,8 +21,7 @@ from support.cluster.software_server import SoftwareServer, software_server
 
 from potluck.child_environment import child_environment
 from potluck.cluster.invitations.answers import Answer, answer_of
-from potluck.cluster.invitations.software.endpoint import Endpoint
-from potluck.cluster.invitations.software.lines import python_line, shell_line
+from potluck.cluster.invitations.software.endpoint import Endpoint, python_line, shell_line
 from potluck.cluster.invitations.software.service import SoftwareService, installer
 
 PIP = """\
