@@ -10,7 +10,6 @@ from potluck.models.families import FAMILY_NAMES
 NOT_NEEDED = (
     "asyncio",
     "cryptography",
-    "fastapi",
     "highspy",
     "huggingface_hub",
     "jinja2",
@@ -28,6 +27,7 @@ NOT_NEEDED = (
     "psutil",
     "rich",
     "scipy",
+    "starlette",
     "subprocess",
     "tinygrad",
     "tokenizers",
