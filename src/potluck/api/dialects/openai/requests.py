@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar
 
+from potluck.api.bodies import validated
 from potluck.api.dialects.openai.bodies import (
     AllowedTools,
     ChatBody,
@@ -12,6 +13,7 @@ from potluck.api.dialects.openai.bodies import (
     CompletionBody,
     NamedTool,
     Thinking,
+    ToolChoice,
 )
 from potluck.api.dialects.openai.messages import chat_messages, prediction_text
 from potluck.api.dialects.openai.structured import requested_grammar
@@ -125,8 +127,10 @@ def _common(body: CommonBody) -> _Common:
 
 def _tool_use(body: ChatBody) -> ToolUse:
     tools = [tool.function.tool() for tool in body.tools or ()]
-    choice = body.tool_choice
+    choice: object = body.tool_choice
     is_parallel = body.parallel_tool_calls is not False
+    if isinstance(choice, dict):
+        choice = validated(ToolChoice, choice, "tool_choice")
     if isinstance(choice, NamedTool):
         return tool_use(
             tools, mode=ToolMode.REQUIRED, name=choice.function.name, is_parallel=is_parallel

@@ -35,17 +35,17 @@ def requested_grammar(body: CommonBody) -> tuple[str, str] | None:
 
 def _response_format(response_format: ResponseFormat) -> str | None:
     where, own = "response_format.json_schema", "response_format.schema"
-    if response_format.document is not None and response_format.type != "json_object":
+    if response_format.schema is not None and response_format.type != "json_object":
         raise invalid(own, f"{own} requires the type json_object")
     if response_format.type != "json_schema":
         if response_format.json_schema is not None:
             raise invalid(where, f"{where} requires the type json_schema")
-        if response_format.document is not None:
-            return schema_grammar(response_format.document, own)
+        if response_format.schema is not None:
+            return schema_grammar(response_format.schema, own)
         return None if response_format.type == "text" else grammars.json_object()
     if response_format.json_schema is None:
         raise invalid(where, f"{where} is required", code="missing_required_parameter")
-    document = response_format.json_schema.document
+    document = response_format.json_schema.schema
     if document is None:  # OpenAI allows clients to omit "schema"
         return grammars.json_object()
     return schema_grammar(document, f"{where}.schema")
@@ -54,8 +54,8 @@ def _response_format(response_format: ResponseFormat) -> str | None:
 def _structured_outputs(outputs: StructuredOutputs) -> Mapping[str, str]:
     where = "structured_outputs"
     given: dict[str, str] = {}
-    if outputs.document is not None:
-        given[f"{where}.json"] = schema_grammar(outputs.document, f"{where}.json")
+    if outputs.json is not None:
+        given[f"{where}.json"] = schema_grammar(outputs.json, f"{where}.json")
     if outputs.json_object:
         given[f"{where}.json_object"] = grammars.json_object()
     if outputs.regex is not None:
