@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import TypeGuard
 
 import pytest
-from pydantic import BaseModel
 
 from potluck import api
 from potluck.api import dialects
+from potluck.api.bodies import StrictObject
 from potluck.api.other_fields import InertFields
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
@@ -46,13 +46,12 @@ def _fields(module: ModuleType) -> dict[str, str]:
         if isinstance(value, InertFields):
             fields |= dict.fromkeys((*value.harmless, *value.neutral), name)
         elif _is_body(value) and value.__module__ == module.__name__:
-            named = ((each.alias or key) for key, each in value.model_fields.items())
-            fields |= dict.fromkeys(named, name)
+            fields |= dict.fromkeys(value.__struct_fields__, name)
     return fields
 
 
-def _is_body(value: object) -> TypeGuard[type[BaseModel]]:
-    return isinstance(value, type) and issubclass(value, BaseModel)
+def _is_body(value: object) -> TypeGuard[type[StrictObject]]:
+    return isinstance(value, type) and issubclass(value, StrictObject)
 
 
 MODULES = {module.__name__: fields for module in _modules() if (fields := _fields(module))}

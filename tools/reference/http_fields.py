@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 
-from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+import msgspec
 
 from potluck import api
 from potluck.api import dialects
+from potluck.api.bodies import OneOf, StrictObject, variants
 from potluck.api.other_fields import InertFields
 
 _HEAD = """\
@@ -27,8 +26,6 @@ Generated from the code by `python -m tools.reference`. [The HTTP API](http-api.
 the fields do. *Supported* fields have their usual effect; *ignored* ones are checked and change
 nothing; *restricted* ones are accepted only with the values listed. All others are refused.
 """
-_BOUNDS = {Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<")}
-_LENGTHS = {MinLen: ("min_length", "≥"), MaxLen: ("max_length", "≤")}
 
 
 def page() -> str:
@@ -81,9 +78,9 @@ def _section(module: ModuleType) -> Iterator[str]:
         value
         for value in vars(module).values()
         if inspect.isclass(value)
-        and issubclass(value, BaseModel)
+        and issubclass(value, StrictObject)
         and value.__module__ == module.__name__
-        and value.model_fields
+        and value.__struct_fields__
     ]
     others = {name: each for name, each in vars(module).items() if isinstance(each, InertFields)}
     if module.__name__.endswith("bodies"):  # where the tables are used, not made
@@ -97,9 +94,9 @@ def _section(module: ModuleType) -> Iterator[str]:
     for body in bodies:
         yield from ("", f"### {body.__name__}", "", _summary(body), "")
         yield from ("| field | type | required |", "|---|---|---|")
-        for key, field in body.model_fields.items():
-            required = "yes" if field.is_required() else ""
-            yield f"| `{field.alias or key}` | {_type(field)} | {required} |"
+        for field in msgspec.structs.fields(body):
+            required = "yes" if field.required else ""
+            yield f"| `{field.name}` | {_shown(field.type)} | {required} |"
     for name, each in others.items():
         if each.harmless or each.neutral:
             yield from ("", f"### {name}", "", "| field | accepted values | |", "|---|---|---|")
@@ -110,31 +107,14 @@ def _section(module: ModuleType) -> Iterator[str]:
                 yield f"| `{key}` | {shown} | restricted |"
 
 
-def _summary(body: type[BaseModel]) -> str:
+def _summary(body: type[StrictObject]) -> str:
     lines = inspect.cleandoc(body.__doc__ or "").partition("\n\n")[0]
     return lines.replace("``", "`")
-
-
-def _type(field: FieldInfo) -> str:
-    shown = _shown(field.annotation)
-    bounds = [text for each in field.metadata if (text := _bound(each))]
-    return f"{shown} ({', '.join(bounds)})" if bounds else shown
-
-
-def _bound(each: object) -> str:
-    for kinds, suffix in ((_BOUNDS, ""), (_LENGTHS, " long")):
-        for kind, (attribute, sign) in kinds.items():
-            if isinstance(each, kind):
-                return f"{sign} {getattr(each, attribute)}{suffix}"
-    return ""
 
 
 def _shown(annotation: object) -> str:
     """Return a type in words."""
     origin, given = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        bounds = [text for each in given[1:] if (text := _bound(each))]
-        return _shown(given[0]) + (f" ({', '.join(bounds)})" if bounds else "")
     if origin is typing.Literal:
         return ", ".join(f"`{json.dumps(each)}`" for each in given)
     if origin in (typing.Union, UnionType):
@@ -143,8 +123,10 @@ def _shown(annotation: object) -> str:
         return f"list of {_shown(given[0])}" if given else "list"
     if annotation is NoneType:
         return "`null`"
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+    if inspect.isclass(annotation) and issubclass(annotation, StrictObject):
         return annotation.__name__
+    if inspect.isclass(annotation) and issubclass(annotation, OneOf):
+        return " or ".join(dict.fromkeys(map(_shown, variants(annotation).values())))
     words = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "object"}
     kind = origin or annotation
     return words.get(kind, "any value") if inspect.isclass(kind) else "any value"

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from potluck.api.admission import Admission
 from potluck.api.cluster import ClusterEndpoints
@@ -35,7 +37,7 @@ DIALECTS: Sequence[Dialect] = (OpenAI(), Anthropic(), Ollama())
 
 def build_app(
     gateway: Gateway, config: ApiConfig, ending: asyncio.Event, page: Page | None = None
-) -> FastAPI:
+) -> Starlette:
     """Build the ASGI application. Once ``ending`` is set, every pending response ends with an
     error.
 
@@ -53,18 +55,23 @@ def build_app(
     else:
         cluster = ClusterEndpoints(page.console, rights, config.limits, ending)
         endpoints[DIALECTS[0]] += cluster.endpoints() + PageEndpoints(page.assets).endpoints()
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(
+    guard = Middleware(
         Guard,
         endpoints=endpoints,
         rights=rights,
         cors=Cors(config.cors_origins),
         metrics=metrics,
     )
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    for each in endpoints.values():
-        for endpoint in each:
-            app.add_route(endpoint.path, endpoint.answer, methods=[endpoint.method])
+    app = Starlette(
+        routes=[
+            Route(endpoint.path, endpoint.answer, methods=[endpoint.method])
+            for each in endpoints.values()
+            for endpoint in each
+        ],
+        middleware=[guard],
+        exception_handlers={HTTPException: _on_http_exception},
+    )
+    app.router.redirect_slashes = False
     return app
 
 

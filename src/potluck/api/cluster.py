@@ -10,17 +10,21 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from potluck.api.admission import BodyReader
 from potluck.api.config import ApiLimits
+from potluck.api.connection import while_connected
 from potluck.api.dialect import Endpoint, bearer_key
-from potluck.api.errors import ApiError, invalid, to_api_error
-from potluck.api.event_stream import EventStream
+from potluck.api.errors import ApiError, forget_frames, invalid, to_api_error
 from potluck.api.rights import Rights
 from potluck.api.service import json_response
-from potluck.errors import CallError, PotluckError
-from potluck.types.console import Console
+from potluck.errors import CallError, OverloadedError, PotluckError
+from potluck.types.console import Console, Notice, Watch
 from potluck.version import __version__
+
+_ALIVE = b": alive\n\n"
+"""A comment, which clients ignore, sent when there has been nothing to send for a while."""
 
 ACCESS_PATH = "/cluster/access"
 
@@ -80,7 +84,7 @@ class ClusterEndpoints:
         if last and not (last.isascii() and last.isdigit() and int(last[:20]) <= _MAX_EVENT_ID):
             raise invalid("Last-Event-ID", "Last-Event-ID is not the id of an event")
         watch = self._console.watch(int(last) if last else None)
-        return EventStream(watch, self._ending, silence_seconds=self._limits.silence_seconds)
+        return _EventStream(watch, self._ending, silence_seconds=self._limits.silence_seconds)
 
     async def series(self, request: Request) -> Response:
         """``GET /cluster/series``."""
@@ -149,3 +153,46 @@ async def _with_api_errors(work: Coroutine[object, object, _R]) -> _R:
         if api_error.status != 503:
             raise api_error from error
         raise ApiError(422, str(api_error.message), code="not_possible") from error
+
+
+class _EventStream(Response):
+    """Streams ``watch``, which is always closed at the end. Clients that read too slowly are cut
+    off. They, and clients of a server that stops, see the end of the stream and can reconnect.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html
+    """
+
+    def __init__(self, watch: Watch, ending: asyncio.Event, *, silence_seconds: float) -> None:
+        super().__init__(
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        del self.headers["content-length"]
+        self._watch = watch
+        self._ending = ending
+        self._silence_seconds = silence_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. Raises ``ClientGoneError``."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                await while_connected(receive, self._ending, self._send_all(send))
+            except (OverloadedError, ApiError) as error:
+                forget_frames(error)
+        finally:
+            self._watch.close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": _ALIVE, "more_body": True})
+        while True:
+            notices = await self._watch.take(self._silence_seconds)
+            body = b"".join(map(_event_of, notices)) or _ALIVE
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _event_of(notice: Notice) -> bytes:
+    """Return a notice as an event of the stream."""
+    number = b"" if notice.event_id is None else b"id: %d\n" % notice.event_id
+    return b"event: %s\n%sdata: %s\n\n" % (notice.kind.encode(), number, notice.data)

@@ -6,9 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
-from potluck.api.bodies import STRICT
+from potluck.api.bodies import StrictObject
 from potluck.api.errors import ApiError, invalid
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import Tool
@@ -19,13 +17,11 @@ MAX_TOOLS = 512
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 
 
-class FunctionBody(BaseModel):
+class FunctionBody(StrictObject, frozen=True, kw_only=True):
     """A function that the model can call, as in OpenAI's chat API and Ollama's.
 
     ``parameters`` is a JSON schema.
     """
-
-    model_config = STRICT
 
     name: str
     description: str | None = None

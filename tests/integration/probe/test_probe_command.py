@@ -327,7 +327,7 @@ def test_without_the_core(tmp_path: Path) -> None:
     assert re.search(rf"^  native +does not work: {re.escape(REASON)}$", table, re.MULTILINE)
 
 
-HEAVY = ("numpy", "zenoh", "pynvml", "pyudev", "potluck.kernels", "fastapi", "cryptography")
+HEAVY = ("numpy", "zenoh", "pynvml", "pyudev", "potluck.kernels", "starlette", "cryptography")
 SMALLEST_COMMAND = (
     sys.executable,
     "-c",

@@ -486,6 +486,59 @@ def test_what_a_completion_cannot_have_is_refused_by_name(
     assert (refused(error).status, refused(error).param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ({"temperature": 10**400}, "temperature must be a number, not 2^1328 or more"),
+        ({"seed": True}, "seed must be an integer, not true"),
+        ({"n": 1.0}, "n must be an integer, not 1.0"),
+        ({"stream": "yes"}, "stream must be true or false, not 'yes'"),
+        ({"model": None}, "model must be a text, not null"),
+        ({"stop": {}}, "stop must be a text or a list, not an object"),
+        ({"logit_bias": {"1": 2, "x": "y"}}, "logit_bias.x must be a number, not 'y'"),
+        ({"messages": [[]]}, "messages[0] must be an object, not a list"),
+        ({"messages": [{}]}, "messages[0].role is required"),
+        (
+            {"messages": [{"role": "user", "x" * 70: 1}]},
+            f"unknown parameter messages[0].{'x' * 64}",
+        ),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type must be 'text', 'json_object' or 'json_schema', not 'xml'",
+        ),
+        ({"thinking": {}}, "thinking.type is required"),
+        ({"thinking": 1}, "thinking must be true or false or an object, not 1"),
+        ({"tool_choice": {}}, "tool_choice.type is required"),
+        (
+            {"tool_choice": {"type": []}},
+            "tool_choice.type must be 'function' or 'allowed_tools', not a list",
+        ),
+        (
+            {"tool_choice": some_tools("none")},
+            "tool_choice.allowed_tools.mode must be 'auto' or 'required', not 'none'",
+        ),
+        (
+            {"tool_choice": "any"},
+            "tool_choice must be 'none', 'auto', 'required' or an object, not 'any'",
+        ),
+        # A field's name cannot pass for a place.
+        ({"x` - at `$.n": 1}, "unknown parameter x` - at `$.n"),
+        ({"x` - at `$.messages[9].y": 1}, "unknown parameter x` - at `$.messages[9].y"),
+        (
+            {"reasoning": {"x` - at `$.n": 1}},
+            "unknown parameter reasoning.x` - at `$.n",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_expected_and_what_was_given(
+    model: ServedModel, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ApiError) as error:
+        chat(model, **fields)
+    assert error.value.message == message
+
+
 def test_missing_fields_are_named() -> None:
     for body, param in (({"messages": HELLO}, "model"), ({"model": "x"}, "messages")):
         with pytest.raises(ApiError) as error:

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 HEAVY = (
-    "fastapi",
     "huggingface_hub",
     "jinja2",
     "llguidance",
@@ -16,6 +15,7 @@ HEAVY = (
     "potluck.placement.place",
     "prometheus_client",
     "rich",
+    "starlette",
     "tinygrad",
     "tokenizers",
     "uvicorn",

@@ -10,7 +10,6 @@ from potluck.models.families import FAMILY_NAMES
 NOT_NEEDED = (
     "asyncio",
     "cryptography",
-    "fastapi",
     "highspy",
     "huggingface_hub",
     "jinja2",
@@ -27,6 +26,7 @@ NOT_NEEDED = (
     "psutil",
     "rich",
     "scipy",
+    "starlette",
     "subprocess",
     "tinygrad",
     "tokenizers",

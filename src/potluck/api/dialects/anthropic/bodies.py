@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
-
-from potluck.api.bodies import FIRST_ERROR, STRICT, check_type, parse_object, validated
+from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, validated, variants
 from potluck.api.dialects.anthropic.other_fields import BLOCK, BODY, TOOL
 from potluck.api.other_fields import InertFields, drop_inert_fields
 
 
-class TextBlock(BaseModel):
-    """A part of a text."""
+class Block(OneOf):
+    """A block of a message's content."""
 
-    model_config = STRICT
+    __slots__ = ()
+
+
+class TextBlock(StrictObject, Block, frozen=True, kw_only=True):
+    """A part of a text."""
 
     type: Literal["text"]
     text: str
 
 
-class ToolUseBlock(BaseModel):
+class ToolUseBlock(StrictObject, Block, frozen=True, kw_only=True):
     """A tool call of the assistant."""
-
-    model_config = STRICT
 
     type: Literal["tool_use"]
     id: str
@@ -32,45 +32,32 @@ class ToolUseBlock(BaseModel):
     input: dict[str, Any]
 
 
-class ToolResultBlock(BaseModel):
+class ToolResultBlock(StrictObject, Block, frozen=True, kw_only=True):
     """The result of a tool call."""
-
-    model_config = STRICT
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[TextBlock], FIRST_ERROR] | None = None
+    content: str | list[TextBlock] | None = None
     is_error: bool | None = None
 
 
-class ThinkingBlock(BaseModel):
+class ThinkingBlock(StrictObject, Block, frozen=True, kw_only=True):
     """The assistant's reasoning. ``signature`` is the one from the earlier answer."""
-
-    model_config = STRICT
 
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
 
 
-Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
-]
-
-
-class Message(BaseModel):
+class Message(StrictObject, frozen=True, kw_only=True):
     """A message of a chat."""
 
-    model_config = STRICT
-
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], FIRST_ERROR]
+    content: str | list[Block]
 
 
-class ToolBody(BaseModel):
+class ToolBody(StrictObject, frozen=True, kw_only=True):
     """A tool that the client runs. ``input_schema`` is a JSON schema."""
-
-    model_config = STRICT
 
     name: str
     description: str | None = None
@@ -78,75 +65,63 @@ class ToolBody(BaseModel):
     strict: bool | None = None
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(StrictObject, frozen=True, kw_only=True):
     """The ``tool_choice``: how to use tools."""
-
-    model_config = STRICT
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(BaseModel):
+class Thinking(StrictObject, frozen=True, kw_only=True):
     """Whether to think before the answer."""
-
-    model_config = STRICT
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
-class JsonFormat(BaseModel):
+class JsonFormat(StrictObject, frozen=True, kw_only=True):
     """An answer that is JSON."""
 
-    model_config = STRICT
-
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema: dict[str, Any]
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(StrictObject, frozen=True, kw_only=True):
     """``output_config``."""
-
-    model_config = STRICT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
-class Metadata(BaseModel):
+class Metadata(StrictObject, frozen=True, kw_only=True):
     """``metadata``: a label for the log."""
-
-    model_config = STRICT
 
     user_id: str | None = None
 
 
-class PromptBody(BaseModel):
+class PromptBody(StrictObject, frozen=True, kw_only=True):
     """The part of a body that makes up the prompt: the body of ``/v1/messages/count_tokens``."""
 
-    model_config = STRICT
-
     model: str
-    messages: Annotated[list[Message], FIRST_ERROR]
-    system: str | Annotated[list[TextBlock], FIRST_ERROR] | None = None
-    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+    messages: list[Message]
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolBody] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
 
 
-class MessagesBody(PromptBody):
+class MessagesBody(PromptBody, frozen=True, kw_only=True):
     """The body of ``/v1/messages``. If the last message is the assistant's, it is continued."""
 
     max_tokens: int
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: Annotated[list[str], FIRST_ERROR] | None = None
+    stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
 
@@ -190,11 +165,8 @@ def _strip(owner: dict[str, Any], name: str, others: InertFields, where: str) ->
 
 def _check_types(content: object, where: str) -> None:
     for number, block in enumerate(_objects(content)):
-        check_type(block, f"{where}content[{number}]", _BLOCK_TYPES)
+        check_type(block, f"{where}content[{number}]", variants(Block))
 
 
 def _objects(value: object) -> Sequence[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
-
-
-_BLOCK_TYPES = ("text", "tool_use", "tool_result", "thinking")

@@ -78,7 +78,7 @@ def _grammar(body: PromptBody) -> str | None:
     return (
         None
         if output_format is None
-        else schema_grammar(output_format.schema_, "output_config.format.schema")
+        else schema_grammar(output_format.schema, "output_config.format.schema")
     )
 
 

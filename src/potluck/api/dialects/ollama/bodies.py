@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
+import msgspec
 
-from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.bodies import StrictObject, parse_object, validated
 from potluck.api.dialects.ollama.other_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
 from potluck.api.other_fields import InertFields, drop_inert_fields
 from potluck.api.tools import FunctionBody
@@ -14,10 +14,8 @@ from potluck.api.tools import FunctionBody
 Think = bool | Literal["low", "medium", "high", "max"]
 
 
-class Options(BaseModel):
+class Options(StrictObject, frozen=True, kw_only=True):
     """``options``. As in Ollama, a ``num_predict`` below 1 means no limit."""
-
-    model_config = STRICT
 
     temperature: float | None = None
     top_k: int | None = None
@@ -26,17 +24,15 @@ class Options(BaseModel):
     seed: int | None = None
     num_predict: int | None = None
     num_ctx: int | None = None
-    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
+    stop: str | list[str] | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
 
-class CommonBody(BaseModel):
+class CommonBody(StrictObject, frozen=True, kw_only=True):
     """Fields that chat and generate requests share. ``format`` is ``json`` or a JSON schema."""
-
-    model_config = STRICT
 
     model: str
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -47,10 +43,8 @@ class CommonBody(BaseModel):
     top_logprobs: int | None = None
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(StrictObject, frozen=True, kw_only=True):
     """The function that a tool call calls."""
-
-    model_config = STRICT
 
     name: str
     arguments: dict[str, Any]
@@ -58,46 +52,40 @@ class CalledFunction(BaseModel):
     description: str | None = None
 
 
-class ToolCallBody(BaseModel):
+class ToolCallBody(StrictObject, frozen=True, kw_only=True):
     """A tool call in an assistant message."""
-
-    model_config = STRICT
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Message(BaseModel):
+class Message(StrictObject, frozen=True, kw_only=True):
     """A message of a chat."""
-
-    model_config = STRICT
 
     role: str
     content: str | None = None
     thinking: str | None = None
-    tool_calls: Annotated[list[ToolCallBody], FIRST_ERROR] | None = None
+    tool_calls: list[ToolCallBody] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ToolBody(BaseModel):
+class ToolBody(StrictObject, frozen=True, kw_only=True):
     """A tool; only functions are supported."""
-
-    model_config = STRICT
 
     type: Literal["function"] = "function"
     function: FunctionBody
 
 
-class ChatBody(CommonBody):
+class ChatBody(CommonBody, frozen=True, kw_only=True):
     """The body of ``/api/chat``."""
 
-    messages: Annotated[list[Message], FIRST_ERROR] = []
-    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+    messages: list[Message] = msgspec.field(default_factory=list)
+    tools: list[ToolBody] | None = None
 
 
-class GenerateBody(CommonBody):
+class GenerateBody(CommonBody, frozen=True, kw_only=True):
     """The body of ``/api/generate``. With ``raw``, the chat template is not applied."""
 
     prompt: str | None = None
@@ -106,34 +94,28 @@ class GenerateBody(CommonBody):
     raw: bool | None = None
 
 
-class EmbedBody(BaseModel):
+class EmbedBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/api/embed``. Inputs that are too long are truncated unless ``truncate`` is
     false.
     """
 
-    model_config = STRICT
-
     model: str
-    input: str | Annotated[list[str], FIRST_ERROR]
+    input: str | list[str]
     truncate: bool | None = None
     dimensions: int | None = None
     options: Options | None = None
 
 
-class OldEmbedBody(BaseModel):
+class OldEmbedBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/api/embeddings``."""
-
-    model_config = STRICT
 
     model: str
     prompt: str | None = None
     options: Options | None = None
 
 
-class ShowBody(BaseModel):
+class ShowBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/api/show``; ``name`` is an older name of ``model``."""
-
-    model_config = STRICT
 
     model: str | None = None
     name: str | None = None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from potluck.api.bodies import FIRST_ERROR, STRICT, check_type, parse_object, validated
+from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, validated, variants
 from potluck.api.dialects.openai.other_fields import (
     CALLED_FUNCTION,
     CHAT,
@@ -21,59 +19,48 @@ from potluck.api.other_fields import InertFields, drop_inert_fields
 from potluck.api.tools import FunctionBody
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictObject, frozen=True, kw_only=True):
     """``stream_options``."""
-
-    model_config = STRICT
 
     include_usage: bool | None = None
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(StrictObject, frozen=True, kw_only=True):
     """The ``json_schema`` of a ``response_format``. ``strict`` has no effect."""
-
-    model_config = STRICT
 
     name: str
     description: str | None = None
-    # Pydantic has an attribute of the same name.
-    document: Any = Field(default=None, alias="schema")
+    schema: Any = None
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(StrictObject, frozen=True, kw_only=True):
     """``response_format``: free text, any JSON object, or an object that matches a schema.
 
     ``json_object`` may have the schema as its own ``schema``, as in llama.cpp.
     """
 
-    model_config = STRICT
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaFormat | None = None
-    document: Any = Field(default=None, alias="schema")
+    schema: Any = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(StrictObject, frozen=True, kw_only=True):
     """``structured_outputs``, as in vLLM: exactly one of these."""
 
-    model_config = STRICT
-
-    document: Any = Field(default=None, alias="json")
+    json: Any = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[list[str], FIRST_ERROR] | None = None
+    choice: list[str] | None = None
     grammar: str | None = None
 
 
-class CommonBody(BaseModel):
+class CommonBody(StrictObject, frozen=True, kw_only=True):
     """Fields that chat completions and completions share.
 
     A field that is omitted is None. ``user`` is a label for the log. ``repeat_penalty`` is the name
     of ``repetition_penalty`` in llama.cpp and Ollama.
     """
-
-    model_config = STRICT
 
     model: str
     max_tokens: int | None = None
@@ -87,7 +74,7 @@ class CommonBody(BaseModel):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], FIRST_ERROR] | None = None
+    stop: str | list[str] | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -96,32 +83,26 @@ class CommonBody(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], FIRST_ERROR] | None = None
+    guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
 
-class ContentPart(BaseModel):
+class ContentPart(StrictObject, frozen=True, kw_only=True):
     """A part of a message's content; only text is supported."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    type: str
-    text: str | None = None
+    type: Literal["text"]
+    text: str
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(StrictObject, frozen=True, kw_only=True):
     """The function that a tool call calls. ``arguments`` is a JSON string."""
-
-    model_config = STRICT
 
     name: str
     arguments: str = "{}"
 
 
-class ToolCallBody(BaseModel):
+class ToolCallBody(StrictObject, frozen=True, kw_only=True):
     """A tool call in an assistant message. ``index`` occurs in streams and is ignored."""
-
-    model_config = STRICT
 
     id: str
     type: Literal["function"] = "function"
@@ -129,101 +110,89 @@ class ToolCallBody(BaseModel):
     index: int | None = None
 
 
-class Message(BaseModel):
+class Message(StrictObject, frozen=True, kw_only=True):
     """A message of a chat. ``reasoning_content`` and ``reasoning`` are synonyms."""
 
-    model_config = STRICT
-
     role: str
-    content: str | Annotated[list[ContentPart], FIRST_ERROR] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCallBody], FIRST_ERROR] | None = None
+    tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
 
-class ToolBody(BaseModel):
+class ToolBody(StrictObject, frozen=True, kw_only=True):
     """A tool; only functions are supported."""
-
-    model_config = STRICT
 
     type: Literal["function"]
     function: FunctionBody
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(StrictObject, frozen=True, kw_only=True):
     """The function of a ``tool_choice``."""
-
-    model_config = STRICT
 
     name: str
 
 
-class NamedTool(BaseModel):
-    """A ``tool_choice`` that names one tool."""
+class ToolChoice(OneOf):
+    """A ``tool_choice`` that is an object."""
 
-    model_config = STRICT
+    __slots__ = ()
+
+
+class NamedTool(StrictObject, ToolChoice, frozen=True, kw_only=True):
+    """A ``tool_choice`` that names one tool."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedFunctions(BaseModel):
+class AllowedFunctions(StrictObject, frozen=True, kw_only=True):
     """The ``allowed_tools`` of a ``tool_choice``."""
 
-    model_config = STRICT
-
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], FIRST_ERROR]
+    tools: list[NamedTool]
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(StrictObject, ToolChoice, frozen=True, kw_only=True):
     """A ``tool_choice`` of some tools."""
-
-    model_config = STRICT
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedFunctions
 
 
-class Prediction(BaseModel):
+class Prediction(StrictObject, frozen=True, kw_only=True):
     """A predicted answer, which speeds up generation and does not change the answer."""
 
-    model_config = STRICT
-
     type: Literal["content"]
-    content: str | Annotated[list[ContentPart], FIRST_ERROR]
+    content: str | list[ContentPart]
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Thinking(BaseModel):
+class Thinking(StrictObject, frozen=True, kw_only=True):
     """``thinking``, as in the APIs of DeepSeek and GLM."""
-
-    model_config = STRICT
 
     type: Literal["enabled", "disabled"]
 
 
-class Reasoning(BaseModel):
+class Reasoning(StrictObject, frozen=True, kw_only=True):
     """``reasoning``, as in OpenRouter's API."""
-
-    model_config = STRICT
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
 
 
-class ChatBody(CommonBody):
+class ChatBody(CommonBody, frozen=True, kw_only=True):
     """The body of ``/v1/chat/completions``.
 
     Reasoning is switched by ``enable_thinking``, ``thinking`` or ``reasoning``; its amount is
     ``reasoning_effort``, or that of ``reasoning``.
     """
 
-    messages: Annotated[list[Message], FIRST_ERROR]
+    messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -234,13 +203,13 @@ class ChatBody(CommonBody):
     enable_thinking: bool | None = None
     thinking: bool | Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
 
 
-class CompletionBody(CommonBody):
+class CompletionBody(CommonBody, frozen=True, kw_only=True):
     """The body of ``/v1/completions``.
 
     ``prompt`` is validated when it is parsed, because it can be a long list of numbers.
@@ -262,7 +231,7 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
         document["prediction"] = _plain_content(prediction, "prediction.")
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
-        check_type(choice, "tool_choice", ("function", "allowed_tools"))
+        check_type(choice, "tool_choice", variants(ToolChoice))
     return validated(ChatBody, plain_chat(document))
 
 
@@ -313,12 +282,13 @@ def _plain_content(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     content = document.get("content")
     if not isinstance(content, list):
         return dict(document)
-    parts = [
-        drop_inert_fields(part, PART, f"{where}content[{index}].")
-        if isinstance(part, dict)
-        else part
-        for index, part in enumerate(content)
-    ]
+    parts = []
+    for index, part in enumerate(content):
+        if isinstance(part, dict):
+            at = f"{where}content[{index}]"
+            check_type(part, at, ("text",))
+            part = drop_inert_fields(part, PART, f"{at}.")
+        parts.append(part)
     return {**document, "content": parts}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +19,6 @@ from potluck.api.dialects.openai.bodies import (
 )
 from potluck.api.dialects.openai.chat import ChatChoices
 from potluck.api.dialects.openai.completions import CompletionChoices
-from potluck.api.dialects.openai.models import model_json, models_json
 from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
 from potluck.api.dialects.openai.requests import chat_request, completion_request
 from potluck.api.dialects.openai.responses import ResponsesEndpoints
@@ -26,8 +26,10 @@ from potluck.api.dialects.openai.tokens import TokenEndpoints
 from potluck.api.dialects.openai.vectors import VectorEndpoints
 from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, text_job
+from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
-from potluck.types.gateway import ServedModel
+from potluck.types.gateway import ModelStatus, ServedModel
+from potluck.types.sampling import default_sampling
 
 
 class OpenAI:
@@ -83,11 +85,11 @@ class _Endpoints:
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        return json_response(models_json(self._service.gateway.models()))
+        return json_response(_models_json(self._service.gateway.models()))
 
     async def model(self, request: Request) -> Response:
         """``GET /v1/models/{id}``."""
-        return json_response(model_json(self._service.status(request.path_params["model_id"])))
+        return json_response(_model_json(self._service.status(request.path_params["model_id"])))
 
     def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
         choices = ChatChoices(model.tokenizer, logprobs=bool(body.logprobs))
@@ -110,3 +112,36 @@ def _prepared(body: CommonBody, choices: Choices, job: Job) -> Prepared:
         is_stream=bool(body.stream),
         user=body.user,
     )
+
+
+def _model_json(status: ModelStatus) -> Json:
+    """Return an entry of ``/v1/models``.
+
+    It includes the fields that Anthropic's clients read, which use the same endpoint, and some
+    more.
+    """
+    return {
+        "id": status.model_id,
+        "object": "model",
+        "created": status.created,
+        "owned_by": "potluck",
+        "type": "model",
+        "display_name": status.model_id,
+        "created_at": datetime.fromtimestamp(status.created, UTC).isoformat(),
+        "context_tokens": status.context_tokens,
+        "state": status.state.value,
+        "reason": status.reason or None,
+        "default_sampling": default_sampling(status.sampling_defaults),
+    }
+
+
+def _models_json(models: Sequence[ModelStatus]) -> Json:
+    """Return the response of ``/v1/models``, which Anthropic's clients read as a single page."""
+    ids = [status.model_id for status in models]
+    return {
+        "object": "list",
+        "data": [_model_json(status) for status in models],
+        "has_more": False,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }

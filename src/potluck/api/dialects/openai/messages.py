@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from potluck.api.dialects.openai.bodies import ContentPart, Message, Prediction
+from potluck.api.dialects.openai.bodies import Message, Prediction
 from potluck.api.errors import invalid
 from potluck.types.text import ChatMessage, ToolCall
 
@@ -20,13 +20,10 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
 
 
 def prediction_text(prediction: Prediction) -> str:
-    """Return the predicted text. Raises ``ApiError`` that names the invalid field."""
+    """Return the predicted text."""
     if isinstance(prediction.content, str):
         return prediction.content
-    return "".join(
-        _text_of(part, f"prediction.content[{number}]")
-        for number, part in enumerate(prediction.content)
-    )
+    return "".join(part.text for part in prediction.content)
 
 
 def _message(message: Message, where: str) -> ChatMessage:
@@ -76,10 +73,7 @@ def _content(message: Message, where: str) -> str:
     if isinstance(message.content, str):
         return message.content
     if message.content is not None:
-        return "".join(
-            _text_of(part, f"{where}.content[{number}]")
-            for number, part in enumerate(message.content)
-        )
+        return "".join(part.text for part in message.content)
     if message.role != "assistant":
         raise invalid(
             f"{where}.content",
@@ -87,21 +81,3 @@ def _content(message: Message, where: str) -> str:
             code="missing_required_parameter",
         )
     return ""  # OpenAI's own answers have no content if the assistant called a tool or refused
-
-
-def _text_of(part: ContentPart, where: str) -> str:
-    if part.type != "text":
-        raise invalid(
-            f"{where}.type",
-            f"{where} has the type {part.type[:20]!r}: only text is supported",
-            code="unsupported_value",
-        )
-    if part.text is None:
-        raise invalid(f"{where}.text", f"{where}.text is required")
-    for name in part.model_extra or {}:
-        raise invalid(
-            f"{where}.{name[:20]}",
-            f"a text part has no field {name[:20]!r}",
-            code="unknown_parameter",
-        )
-    return part.text

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel
-
-from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.bodies import StrictObject, parse_object, validated
 from potluck.api.dialects.openai.bodies import Message, ToolBody, plain_chat
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/tokenize``: vLLM's ``prompt`` or ``messages``, or llama.cpp's ``content``.
 
     ``model`` can be omitted if exactly one is deployed.
     """
 
-    model_config = STRICT
-
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    messages: Annotated[list[Message], FIRST_ERROR] | None = None
+    messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
@@ -30,13 +26,11 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[ToolBody], FIRST_ERROR] | None = None
+    tools: list[ToolBody] | None = None
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/detokenize``. ``tokens`` is validated when it is parsed: it can be long."""
-
-    model_config = STRICT
 
     model: str | None = None
     tokens: Any

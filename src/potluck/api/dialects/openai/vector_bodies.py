@@ -7,11 +7,9 @@ follows vLLM.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel
-
-from potluck.api.bodies import FIRST_ERROR, STRICT, parse_object, validated
+from potluck.api.bodies import StrictObject, parse_object, validated
 from potluck.api.dialects.openai.other_fields import SERVICE
 from potluck.api.other_fields import LABELS, IgnoredField, InertFields, drop_inert_fields
 
@@ -33,13 +31,9 @@ RERANK = InertFields(
 SCORE = InertFields(harmless=_HARMLESS)
 """Fields of score requests that have no effect."""
 
-_Texts = Annotated[list[str], FIRST_ERROR]
 
-
-class EmbeddingBody(BaseModel):
+class EmbeddingBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/v1/embeddings``. ``input`` is validated when it is parsed."""
-
-    model_config = STRICT
 
     model: str
     input: Any
@@ -48,36 +42,30 @@ class EmbeddingBody(BaseModel):
     user: str | None = None
 
 
-class Document(BaseModel):
+class Document(StrictObject, frozen=True, kw_only=True):
     """A document of ``/v1/rerank``."""
-
-    model_config = STRICT
 
     text: str
 
 
-class RerankBody(BaseModel):
+class RerankBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/v1/rerank``. ``instruction`` is an extension for some templates."""
-
-    model_config = STRICT
 
     model: str
     query: str
-    documents: Annotated[list[str | Document], FIRST_ERROR]
+    documents: list[str | Document]
     top_n: int | None = None
     return_documents: bool | None = None
     instruction: str | None = None
     user: str | None = None
 
 
-class ScoreBody(BaseModel):
+class ScoreBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/v1/score``: one text against several others, or pairs."""
 
-    model_config = STRICT
-
     model: str
-    text_1: str | _Texts
-    text_2: str | _Texts
+    text_1: str | list[str]
+    text_2: str | list[str]
     instruction: str | None = None
     user: str | None = None
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+import msgspec
 
-from potluck.api.bodies import FIRST_ERROR, STRICT, check_type, parse_object, validated
+from potluck.api.bodies import (
+    LenientObject,
+    OneOf,
+    StrictObject,
+    check_type,
+    parse_object,
+    validated,
+    variants,
+)
 from potluck.api.dialects.openai.other_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
 from potluck.api.errors import invalid
 from potluck.api.other_fields import (
@@ -22,38 +30,36 @@ from potluck.api.other_fields import (
     drop_inert_fields,
 )
 
-_LENIENT = ConfigDict(extra="ignore", strict=True, frozen=True)
-"""Ignored fields of items, which clients send back as received, with ids, states and annotations.
-"""
 
-
-class TextPart(BaseModel):
-    """A text part of a message, of reasoning, or of a tool's output."""
-
-    model_config = _LENIENT
+class TextPart(LenientObject, frozen=True, kw_only=True):
+    """A text part of a message, of reasoning, or of a tool's output. Clients send parts and items
+    back as received, with ids, states and annotations, which are ignored.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
-Content = str | Annotated[list[TextPart], FIRST_ERROR]
+Content = str | list[TextPart]
 
 
-class MessageItem(BaseModel):
+class Item(OneOf):
+    """An item of ``input``."""
+
+    __slots__ = ()
+
+
+class MessageItem(LenientObject, Item, frozen=True, kw_only=True):
     """A message of the chat."""
-
-    model_config = _LENIENT
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
 
-class FunctionCallItem(BaseModel):
+class FunctionCallItem(LenientObject, Item, frozen=True, kw_only=True):
     """A tool call of the assistant."""
-
-    model_config = _LENIENT
 
     type: Literal["function_call"]
     call_id: str
@@ -62,30 +68,24 @@ class FunctionCallItem(BaseModel):
     arguments: str
 
 
-class CallOutputItem(BaseModel):
+class CallOutputItem(LenientObject, Item, frozen=True, kw_only=True):
     """The result of a call of a function or a custom tool."""
-
-    model_config = _LENIENT
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(LenientObject, Item, frozen=True, kw_only=True):
     """The assistant's reasoning."""
 
-    model_config = _LENIENT
-
     type: Literal["reasoning"]
-    summary: Annotated[list[TextPart], FIRST_ERROR] = []
-    content: Annotated[list[TextPart], FIRST_ERROR] | None = None
+    summary: list[TextPart] = msgspec.field(default_factory=list)
+    content: list[TextPart] | None = None
 
 
-class CustomCallItem(BaseModel):
+class CustomCallItem(LenientObject, Item, frozen=True, kw_only=True):
     """A call of a custom tool."""
-
-    model_config = _LENIENT
 
     type: Literal["custom_tool_call"]
     call_id: str
@@ -94,20 +94,16 @@ class CustomCallItem(BaseModel):
     input: str
 
 
-class ShellCallItem(BaseModel):
+class ShellCallItem(LenientObject, Item, frozen=True, kw_only=True):
     """A program or shell commands that the client has run."""
-
-    model_config = _LENIENT
 
     type: Literal["local_shell_call", "shell_call"]
     call_id: str
     action: dict[str, Any]
 
 
-class LocalShellOutputItem(BaseModel):
+class LocalShellOutputItem(LenientObject, Item, frozen=True, kw_only=True):
     """The output of a program. The API's reference names the call by ``id``."""
-
-    model_config = _LENIENT
 
     type: Literal["local_shell_call_output"]
     call_id: str | None = None
@@ -115,30 +111,24 @@ class LocalShellOutputItem(BaseModel):
     output: str
 
 
-class ShellOutputItem(BaseModel):
+class ShellOutputItem(LenientObject, Item, frozen=True, kw_only=True):
     """The outputs of shell commands."""
-
-    model_config = _LENIENT
 
     type: Literal["shell_call_output"]
     call_id: str
     output: str | list[dict[str, Any]]
 
 
-class ApplyPatchCallItem(BaseModel):
+class ApplyPatchCallItem(LenientObject, Item, frozen=True, kw_only=True):
     """A change of a file by the client."""
-
-    model_config = _LENIENT
 
     type: Literal["apply_patch_call"]
     call_id: str
     operation: dict[str, Any]
 
 
-class ApplyPatchOutputItem(BaseModel):
+class ApplyPatchOutputItem(LenientObject, Item, frozen=True, kw_only=True):
     """The result of a change of a file."""
-
-    model_config = _LENIENT
 
     type: Literal["apply_patch_call_output"]
     call_id: str
@@ -146,10 +136,8 @@ class ApplyPatchOutputItem(BaseModel):
     output: str | None = None
 
 
-class McpCallItem(BaseModel):
+class McpCallItem(LenientObject, Item, frozen=True, kw_only=True):
     """A call that another server has made, with its result."""
-
-    model_config = _LENIENT
 
     type: Literal["mcp_call"]
     id: str
@@ -159,19 +147,15 @@ class McpCallItem(BaseModel):
     error: Any = None
 
 
-class ReferenceItem(BaseModel):
+class ReferenceItem(LenientObject, Item, frozen=True, kw_only=True):
     """An item of an earlier response."""
-
-    model_config = _LENIENT
 
     type: Literal["item_reference"]
     id: str
 
 
-class ForeignItem(BaseModel):
+class ForeignItem(LenientObject, Item, frozen=True, kw_only=True):
     """An item of another server that says nothing to a model here, such as an encrypted summary."""
-
-    model_config = _LENIENT
 
     type: Literal[
         "code_interpreter_call",
@@ -187,28 +171,23 @@ class ForeignItem(BaseModel):
     ]
 
 
-Item = Annotated[
-    MessageItem
-    | FunctionCallItem
-    | CustomCallItem
-    | CallOutputItem
-    | ReasoningItem
-    | ShellCallItem
-    | LocalShellOutputItem
-    | ShellOutputItem
-    | ApplyPatchCallItem
-    | ApplyPatchOutputItem
-    | McpCallItem
-    | ReferenceItem
-    | ForeignItem,
-    Field(discriminator="type"),
-]
+class AnyTool(OneOf):
+    """A tool."""
+
+    __slots__ = ()
 
 
-class ToolBody(BaseModel):
+class NameableTool(AnyTool):
+    """A tool that the client has named. It can be in a namespace."""
+
+    __slots__ = ()
+
+    name: str
+    description: str | None
+
+
+class ToolBody(StrictObject, NameableTool, frozen=True, kw_only=True):
     """A function that the model may call. ``parameters`` is a JSON schema."""
-
-    model_config = STRICT
 
     type: Literal["function"]
     name: str
@@ -217,20 +196,16 @@ class ToolBody(BaseModel):
     strict: bool | None = None
 
 
-class CustomFormat(BaseModel):
+class CustomFormat(StrictObject, frozen=True, kw_only=True):
     """The form of a custom tool's input. A grammar is shown to the model, but not enforced."""
-
-    model_config = STRICT
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
 
-class CustomToolBody(BaseModel):
+class CustomToolBody(StrictObject, NameableTool, frozen=True, kw_only=True):
     """A tool whose input is a text."""
-
-    model_config = STRICT
 
     type: Literal["custom"]
     name: str
@@ -238,32 +213,24 @@ class CustomToolBody(BaseModel):
     format: CustomFormat | None = None
 
 
-class NamespaceBody(BaseModel):
+class NamespaceBody(StrictObject, AnyTool, frozen=True, kw_only=True):
     """Tools with a common prefix. The model sees ``description`` with the first of them."""
-
-    model_config = STRICT
 
     type: Literal["namespace"]
     name: str
     description: str = ""
-    tools: Annotated[
-        list[Annotated[ToolBody | CustomToolBody, Field(discriminator="type")]], FIRST_ERROR
-    ]
+    tools: list[NameableTool]
 
 
-class ClientToolBody(BaseModel):
+class ClientToolBody(StrictObject, AnyTool, frozen=True, kw_only=True):
     """A tool of the API's own that the client executes. ``environment`` says where a shell runs."""
-
-    model_config = STRICT
 
     type: Literal["local_shell", "shell", "apply_patch"]
     environment: dict[str, Any] | None = None
 
 
-class ServerToolBody(BaseModel):
+class ServerToolBody(LenientObject, AnyTool, frozen=True, kw_only=True):
     """A tool that OpenAI's servers execute; it is ignored."""
-
-    model_config = _LENIENT
 
     type: Literal[
         "code_interpreter",
@@ -276,98 +243,82 @@ class ServerToolBody(BaseModel):
     ]
 
 
-AnyTool = Annotated[
-    ToolBody | CustomToolBody | NamespaceBody | ClientToolBody | ServerToolBody,
-    Field(discriminator="type"),
-]
+class ToolChoice(OneOf):
+    """A ``tool_choice`` that is an object."""
+
+    __slots__ = ()
 
 
-class NamedTool(BaseModel):
+class NamedTool(StrictObject, ToolChoice, frozen=True, kw_only=True):
     """A ``tool_choice`` of one tool. Tools of the API's own have no ``name``."""
-
-    model_config = STRICT
 
     type: Literal["function", "custom", "local_shell", "shell", "apply_patch"]
     name: str | None = None
 
 
-class AllowedTool(BaseModel):
+class AllowedTool(LenientObject, frozen=True, kw_only=True):
     """One of some tools. Tools of the API's own have no ``name``; other fields are ignored."""
-
-    model_config = _LENIENT
 
     type: str
     name: str | None = None
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(StrictObject, ToolChoice, frozen=True, kw_only=True):
     """A ``tool_choice`` of some tools."""
-
-    model_config = STRICT
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], FIRST_ERROR]
+    tools: list[AllowedTool]
 
 
-class TextFormat(BaseModel):
+class TextFormat(StrictObject, frozen=True, kw_only=True):
     """The required format of the answer's text. ``name``, ``description`` and ``strict`` have no
     effect.
     """
 
-    model_config = STRICT
-
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class TextOptions(BaseModel):
+class TextOptions(StrictObject, frozen=True, kw_only=True):
     """``text``. ``verbosity`` is for models that were trained with such a parameter."""
-
-    model_config = STRICT
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningOptions(BaseModel):
+class ReasoningOptions(StrictObject, frozen=True, kw_only=True):
     """``reasoning``. Potluck returns the reasoning itself and creates no summaries."""
-
-    model_config = STRICT
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(StrictObject, frozen=True, kw_only=True):
     """``stream_options``, which do not change an answer."""
 
-    model_config = STRICT
 
-
-class ResponseBody(BaseModel):
+class ResponseBody(StrictObject, frozen=True, kw_only=True):
     """The body of ``/v1/responses``."""
 
-    model_config = STRICT
-
     model: str
-    input: str | Annotated[list[Item], FIRST_ERROR]
+    input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[AnyTool], FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    include: Annotated[list[str], FIRST_ERROR] | None = None
+    include: list[str] | None = None
     metadata: dict[str, str] | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
@@ -439,11 +390,11 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
             if "type" not in item:
                 is_reference = "id" in item and "role" not in item
                 item["type"] = "item_reference" if is_reference else "message"
-            check_type(item, f"input[{index}]", _ITEM_TYPES)
-    _drop_inert_fields_of_tools(document, "", _TOOL_TYPES)
+            check_type(item, f"input[{index}]", variants(Item))
+    _drop_inert_fields_of_tools(document, "", AnyTool)
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
-        check_type(choice, "tool_choice", _CHOICE_TYPES)
+        check_type(choice, "tool_choice", variants(ToolChoice))
     read = validated(ResponseBody, document)
     for each in read.include or ():
         if each not in _INCLUDED:
@@ -456,9 +407,7 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
     return read
 
 
-def _drop_inert_fields_of_tools(
-    document: dict[str, Any], where: str, supported: Sequence[str]
-) -> None:
+def _drop_inert_fields_of_tools(document: dict[str, Any], where: str, kind: type[AnyTool]) -> None:
     """Check the types of ``tools``, and remove their dates and their fields without effect."""
     tools = document.get("tools")
     if not isinstance(tools, list):
@@ -468,32 +417,14 @@ def _drop_inert_fields_of_tools(
             continue
         at = f"{where}tools[{index}]"
         tool = {**each, "type": _DATE.sub("", each["type"])}
-        check_type(tool, at, supported)
-        if tool["type"] in _NAMED_TYPES:
+        check_type(tool, at, variants(kind))
+        if tool["type"] in variants(NameableTool):
             tool = drop_inert_fields(tool, _NAMED_TOOL, f"{at}.")
         elif tool["type"] == "namespace":
-            _drop_inert_fields_of_tools(tool, f"{at}.", _NAMED_TYPES)
+            _drop_inert_fields_of_tools(tool, f"{at}.", NameableTool)
         tools[index] = tool
 
 
 def parse_items(items: Sequence[Any]) -> list[Item]:
     """Return items that a response here consists of, as items of ``input``."""
-    return _ITEMS.validate_python(items)
-
-
-_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
-
-
-def _types_of(union: Any) -> tuple[str, ...]:
-    """Return the values of the field ``type`` of the classes in an annotated union."""
-    return tuple(
-        kind
-        for each in get_args(get_args(union)[0])
-        for kind in get_args(each.model_fields["type"].annotation)
-    )
-
-
-_ITEM_TYPES = _types_of(Item)
-_TOOL_TYPES = _types_of(AnyTool)
-_NAMED_TYPES = ("function", "custom")
-_CHOICE_TYPES = (*get_args(NamedTool.model_fields["type"].annotation), "allowed_tools")
+    return validated(list[Item], items)

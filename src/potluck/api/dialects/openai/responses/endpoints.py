@@ -136,7 +136,7 @@ class ResponsesEndpoints:
             job=job,
             # The input is omitted: it can be large, and clients have it.
             renderer=ResponseRenderer(
-                body.model_copy(update={"input": ""}),
+                msgspec.structs.replace(body, input=""),
                 sampling,
                 model.tokenizer,
                 keep,

@@ -12,7 +12,7 @@ import msgspec
 from potluck.api.delta import Delta
 from potluck.api.dialects.openai.rendering import MIN_LOGPROB
 from potluck.api.dialects.openai.responses.bodies import ResponseBody, ToolBody
-from potluck.api.dialects.openai.responses.requests import client_tools, usable_tools
+from potluck.api.dialects.openai.responses.requests import client_tools, tool_choice, usable_tools
 from potluck.api.dialects.openai.responses.tools import FUNCTION, CallForm
 from potluck.api.errors import ApiError
 from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event, scored_json
@@ -129,7 +129,7 @@ class ResponseRenderer:
     def _response(self, status: str, usage: Usage | None) -> Json:
         body = self._body
         text_format = None if body.text is None else body.text.format
-        choice = body.tool_choice or "auto"
+        choice = tool_choice(body)
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self._request_id,
@@ -152,16 +152,11 @@ class ResponseRenderer:
             },
             "store": body.store is not False,
             "temperature": self._sampling.temperature,
-            "text": {
-                "format": {"type": "text"}
-                if text_format is None
-                else text_format.model_dump(by_alias=True, exclude_none=True)
-            },
-            "tool_choice": choice
-            if isinstance(choice, str)
-            else choice.model_dump(exclude_none=True),
+            "text": {"format": {"type": "text"} if text_format is None else _given(text_format)},
+            "tool_choice": _given(choice),
             "tools": [
-                tool.model_dump(exclude_none=not isinstance(tool, ToolBody))
+                # Clients expect every field of a function.
+                tool if isinstance(tool, ToolBody) else _given(tool)
                 for tool in usable_tools(body)
             ],
             "top_p": self._sampling.top_p,
@@ -324,3 +319,11 @@ def _usage_json(usage: Usage) -> Json:
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_new_tokens,
     }
+
+
+def _given(value: object) -> object:
+    """Return the fields of an object of the body that are not null, and of the objects in it."""
+    if isinstance(value, msgspec.Struct):
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return {name: _given(each) for name, each in fields if each is not None}
+    return [_given(each) for each in value] if isinstance(value, list) else value

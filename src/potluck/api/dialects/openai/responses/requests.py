@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from potluck.api.bodies import validated
 from potluck.api.dialects.openai.responses.bodies import (
     AllowedTools,
     AnyTool,
@@ -26,6 +27,7 @@ from potluck.api.dialects.openai.responses.bodies import (
     LocalShellOutputItem,
     McpCallItem,
     MessageItem,
+    NameableTool,
     NamedTool,
     NamespaceBody,
     ReasoningItem,
@@ -36,6 +38,7 @@ from potluck.api.dialects.openai.responses.bodies import (
     ShellOutputItem,
     TextPart,
     ToolBody,
+    ToolChoice,
     parse_items,
 )
 from potluck.api.dialects.openai.responses.tools import (
@@ -63,7 +66,7 @@ PARAMETER_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.f
 
 _CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | ApplyPatchCallItem
 
-UsableTool = ToolBody | CustomToolBody | NamespaceBody | ClientToolBody
+UsableTool = NameableTool | NamespaceBody | ClientToolBody
 """A tool that the client executes."""
 
 _NAMESPACE = "namespace"
@@ -176,9 +179,7 @@ def item_messages(items: Sequence[Item]) -> list[ChatMessage]:
                 _extend(messages, calls=(call,))
                 result = item.output if item.error is None else _as_text(item.error)
                 _append_result(messages, item.id, result or "")
-            case ForeignItem() | ReferenceItem():
-                pass
-            case _:
+            case FunctionCallItem() | CustomCallItem() | ShellCallItem() | ApplyPatchCallItem():
                 _extend(messages, calls=(_call(item),))
     return messages
 
@@ -249,13 +250,13 @@ def _grammar(body: ResponseBody) -> str | None:
         return None
     if text_format.type == "json_object":
         return build.json_object()
-    if text_format.schema_ is None:
+    if text_format.schema is None:
         raise invalid(
             "text.format.schema",
             "text.format.schema is required",
             code="missing_required_parameter",
         )
-    return schema_grammar(text_format.schema_, "text.format.schema")
+    return schema_grammar(text_format.schema, "text.format.schema")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,37 +286,41 @@ def client_tools(body: ResponseBody) -> list[ClientTool]:
                 for tool in each.tools:
                     tools.append(_named(tool, each.name, description))
                     description = ""
-            case _:
+            case NameableTool():
                 tools.append(_named(each))
     return tools
 
 
-def _named(
-    tool: ToolBody | CustomToolBody, namespace: str | None = None, preface: str = ""
-) -> ClientTool:
+def _named(tool: NameableTool, namespace: str | None = None, preface: str = "") -> ClientTool:
     """Return a tool that the client has named; ``preface`` precedes its description."""
     names = {"name": tool.name, **({"namespace": namespace} if namespace else {})}
     description = "\n\n".join(filter(None, (preface, tool.description)))
     name = qualified(namespace, tool.name)
-    if isinstance(tool, CustomToolBody):
-        grammar = ("", "") if tool.format is None else (tool.format.syntax, tool.format.definition)
-        function = custom_tool(name, description, *(each or "" for each in grammar))
-        form = replace(CUSTOM, names=names)
-    else:
+    if isinstance(tool, ToolBody):
+        form = replace(FUNCTION, names=names)
         function = Tool(
             name=name,
             description=description,
             parameters=tool.parameters or {},
             is_strict=tool.strict is not False,
         )
-        form = replace(FUNCTION, names=names)
+    elif isinstance(tool, CustomToolBody):
+        grammar = ("", "") if tool.format is None else (tool.format.syntax, tool.format.definition)
+        function = custom_tool(name, description, *(each or "" for each in grammar))
+        form = replace(CUSTOM, names=names)
     return ClientTool(function=function, form=form, name=tool.name, namespace=namespace)
+
+
+def tool_choice(body: ResponseBody) -> str | ToolChoice:
+    """Return the choice of tools. Raises ``ApiError`` that names the invalid field."""
+    choice = "auto" if body.tool_choice is None else body.tool_choice
+    return choice if isinstance(choice, str) else validated(ToolChoice, choice, "tool_choice")
 
 
 def _tool_use(body: ResponseBody) -> ToolUse:
     tools = client_tools(body)
     is_parallel = body.parallel_tool_calls is not False
-    choice = body.tool_choice
+    choice = tool_choice(body)
     mode, name = ToolMode.REQUIRED, None
     if isinstance(choice, NamedTool):
         name = choice.name or choice.type
@@ -324,7 +329,7 @@ def _tool_use(body: ResponseBody) -> ToolUse:
     elif isinstance(choice, AllowedTools):
         tools, mode = _allowed(tools, choice), ToolMode(choice.mode)
     else:
-        mode = ToolMode(choice or "auto")
+        mode = ToolMode(choice)
     functions = [tool.function for tool in tools]
     return tool_use(functions, mode=mode, name=name, is_parallel=is_parallel)
 
