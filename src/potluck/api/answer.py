@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from potluck.api.admission import Admission, in_thread
+from potluck.api.admission import in_thread
 from potluck.api.choice import ChoiceText
 from potluck.api.delta import Delta
 from potluck.api.jobs import Job
-from potluck.api.metrics import ApiMetrics, RequestMeter
+from potluck.api.metrics import RequestMeter
 from potluck.api.rendering import Renderer, Usage
 from potluck.errors import EngineError
 from potluck.types.gateway import Gateway
@@ -51,45 +50,36 @@ class Prepared:
 class Answer:
     """The answer to one request. Nothing happens before :meth:`start`.
 
-    Once the request has a slot, ``prepare`` parses it. A stream with nothing to send emits a
-    keep-alive every ``silence_seconds``.
+    ``held`` has what the request holds until its end, such as its slot; the answer closes it. A
+    stream with nothing to send emits a keep-alive every ``silence_seconds``.
     """
 
     def __init__(
         self,
+        prepared: Prepared,
         gateway: Gateway,
-        admission: Admission,
-        metrics: ApiMetrics,
+        meter: RequestMeter,
+        held: AsyncExitStack,
         *,
-        prepare: Callable[[], Awaitable[Prepared]],
         silence_seconds: float,
     ) -> None:
+        self._prepared = prepared
+        self._renderer = prepared.renderer
+        self._num_prompt_tokens = prepared.job.num_prompt_tokens
         self._gateway = gateway
-        self._admission = admission
-        self._metrics = metrics
-        self._prepare = prepare
+        self._meter = meter
+        self._held = held
         self._silence_seconds = silence_seconds
-        self._came = time.perf_counter()
-        self._prepared: Prepared | None = None
         self._choices: list[_Choice] = []
-        self._num_prompt_tokens = 0
         self._stream = self._deltas()
 
-    @property
-    def model_id(self) -> str | None:
-        """The id of the requested model, once the request has been parsed."""
-        return None if self._prepared is None else self._prepared.job.model.model_id
-
-    async def start(self) -> Prepared:
+    async def start(self) -> None:
         """Wait for the first token, but no longer than a stream may be silent.
 
         Raises ``PotluckError``. If cancelled, the request ends immediately. Afterwards call either
         :meth:`whole` or :meth:`pieces` to get the answer, or :meth:`aclose` to end it.
         """
         self._first = await anext(self._stream)
-        if self._prepared is None:
-            raise RuntimeError("a request was answered before it was read")
-        return self._prepared
 
     async def aclose(self) -> None:
         """Cancel generation and release the slot."""
@@ -161,21 +151,15 @@ class Answer:
 
     async def _deltas(self) -> AsyncGenerator[Deltas, None]:
         """Yield deltas; yield an empty list after ``silence_seconds`` without any."""
-        async with self._admission.slot():
-            prepared = self._prepared = await self._prepare()
-            self._renderer = prepared.renderer
-            job = prepared.job
-            request_id = self._renderer.request_id
-            _log.debug("%s: model %s, user %r", request_id, job.model.model_id, prepared.user)
-            meter = self._metrics.meter(job.model.model_id, self._came)
-            self._num_prompt_tokens = job.num_prompt_tokens
+        async with self._held:
+            job, meter, request_id = self._prepared.job, self._meter, self._renderer.request_id
+            _log.debug("%s: model %s, user %r", request_id, job.model.model_id, self._prepared.user)
             meter.prompts(job.num_prompt_tokens)
-            arrivals = Arrivals(tick_seconds=self._silence_seconds / _TICKS)
-            choices = [
+            choices = self._choices = [
                 _Choice(replace(each, request_id=request_id), job, meter, index)
                 for index, each in enumerate(job.requests)
             ]
-            self._choices = choices
+            arrivals = Arrivals(tick_seconds=self._silence_seconds / _TICKS)
             loop = asyncio.get_running_loop()
             silent_since = loop.time()
             try:

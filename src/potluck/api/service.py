@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -149,38 +151,43 @@ class ApiService:
         ``prepare`` does the rest in a thread. ``prompt_param`` is the dialect's name of the prompt,
         and ``names`` maps other fields of ``GenerationRequest`` to the dialect's names.
         """
-        async with self._bodies.read(request) as body:
+        came = time.perf_counter()
+        async with self._bodies.read(request) as body, AsyncExitStack() as ending:
+            model_id: str | None = None
 
-            async def prepare_and_release() -> Prepared:
-                prepared = await self._prepared(body, parse, model_of, prepare)
-                body.release()
-                await self._check_grammar(prepared.job)
-                return prepared
-
-            answer = Answer(
-                self._gateway,
-                self._admission,
-                self._metrics,
-                prepare=prepare_and_release,
-                silence_seconds=self._limits.silence_seconds,
-            )
+            async def begin() -> tuple[Prepared, Answer]:
+                nonlocal model_id
+                async with AsyncExitStack() as held:
+                    await held.enter_async_context(self._admission.slot())
+                    prepared = await self._prepared(body, parse, model_of, prepare)
+                    model_id = prepared.job.model.model_id
+                    body.release()
+                    await self._check_grammar(prepared.job)
+                    answer = Answer(
+                        prepared,
+                        self._gateway,
+                        self._metrics.meter(model_id, came),
+                        held.pop_all(),
+                        silence_seconds=self._limits.silence_seconds,
+                    )
+                ending.push_async_callback(answer.aclose)
+                await answer.start()
+                return prepared, answer
 
             def api_error(error: PotluckError) -> ApiError:
-                return renamed(self._api_error(error, answer.model_id, prompt_param), names)
+                return renamed(self._api_error(error, model_id, prompt_param), names)
 
             try:
-                prepared = await while_connected(request.receive, self._ending, answer.start())
+                prepared, answer = await while_connected(request.receive, self._ending, begin())
                 if not prepared.is_stream:
                     whole = await while_connected(request.receive, self._ending, answer.whole())
                     return Response(whole, media_type="application/json")
                 pieces = answer.pieces()
                 first = await anext(pieces)
-                return AnswerStream(first, pieces, self._ending, prepared.renderer, api_error)
-            except BaseException as error:
-                await answer.aclose()
-                if isinstance(error, PotluckError):
-                    raise api_error(error) from error
-                raise
+            except PotluckError as error:
+                raise api_error(error) from error
+            ending.pop_all()  # the stream ends the answer
+            return AnswerStream(first, pieces, self._ending, prepared.renderer, api_error)
 
     async def _check_grammar(self, job: Job) -> None:
         """Raise ``ParameterError`` for a grammar that the last stage could not apply."""
