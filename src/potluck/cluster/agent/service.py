@@ -53,6 +53,7 @@ from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.unit_health import UnitOutages
 from potluck.cluster.agent.unit_monitor import UnitMonitor
 from potluck.cluster.agent.units import NodeUnits
+from potluck.cluster.agent.weight_calls import WeightCalls
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background
 from potluck.cluster.calls import AskMetrics
@@ -162,7 +163,7 @@ class Agent:
             def transferred(progress: TransferProgress) -> None:
                 transfer = transfer_of(progress)
                 stages.hosted.note_transfer(progress.job, transfer)
-                weights.note_transfer(progress.job, transfer)
+                weights.transfers[progress.job] = transfer
 
             def dial_wanted(node: NodeId) -> None:
                 background.spawn(weights.ask_to_dial(node))
@@ -266,7 +267,7 @@ class Agent:
             )
             node_calls.register(methods)
             serve_stages(stages, methods)
-            weights.register(methods)
+            WeightCalls(membership, fingerprints, weights).register(methods)
             DeploymentCalls(coordination, takeovers).register(methods)
             SequenceCalls(membership, coordination).register(methods)
             links.register(methods)

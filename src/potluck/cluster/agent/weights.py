@@ -9,10 +9,9 @@ a stage reads.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from operator import itemgetter
@@ -35,21 +34,10 @@ from potluck.catalog.locate import ModelFiles
 from potluck.catalog.needs import ByteRange, stage_needs, text_needs
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.calls import (
-    AskHoldings,
     CheckModel,
-    ChunkDigests,
-    DeploymentReference,
     DialBack,
-    DiscardFile,
-    Hashing,
-    HashRange,
-    HashState,
-    ManifestEvent,
     ModelCheck,
     ModelFound,
-    NamedFile,
-    NodeHoldings,
-    PrepareWeights,
 )
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
@@ -59,26 +47,17 @@ from potluck.cluster.coordinator.weights import (
     find_sources,
     missing_text,
 )
-from potluck.cluster.membership import Membership, MethodTable
+from potluck.cluster.membership import Membership
 from potluck.cluster.methods import (
     CHECK_MODEL,
     DIAL,
-    DIGESTS,
-    DISCARD,
-    END_WEIGHTS,
-    HASH,
-    HOLDINGS,
     MANIFEST,
-    PREPARE,
-    TRANSFER,
-    VERIFIED,
 )
 from potluck.cluster.transfer.supervisor import TransferProcess
-from potluck.errors import CallError, ModelNotFoundError, PotluckError, TransferError
+from potluck.errors import ModelNotFoundError, PotluckError, TransferError
 from potluck.placement.links import link_table
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
-    FileContent,
     Manifest,
     ReadingOrder,
     SourceKind,
@@ -93,11 +72,6 @@ _log = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 5.0
 
-_HUB_SECONDS = 4.0
-"""The time limit for the hub: a slower one would not be of much use as a source."""
-
-_TELL_SECONDS = 1.0
-"""How often those that wait for files to be hashed are told the progress."""
 
 DESCRIBING = "describing "
 """The prefix of names of jobs that read a model's small files and headers for a coordinator."""
@@ -117,10 +91,12 @@ class ReadModel:
 
 
 class NodeWeights:
-    """The node's part. For use in the agent's event loop.
+    """Reads models for coordinators, from this node's files or those of others.
 
     ``files`` is None, for the reason ``cannot``, if this node neither fetches files by their
     content nor passes them on. ``link_speeds`` returns the measured links to other nodes.
+    ``transfers`` has the progress of the transfer process, by job. For use in the agent's event
+    loop.
     """
 
     def __init__(
@@ -139,31 +115,13 @@ class NodeWeights:
         self._open_client = open_client
         self._link_speeds = link_speeds
         self.cannot = cannot
-        self._transfers: dict[str, Transfer] = {}
+        self.transfers: dict[str, Transfer] = {}
         self._checks: dict[str, asyncio.Future[ModelCheck]] = {}
 
     @property
     def files(self) -> TransferProcess | None:
         """Return the transfer process; None if there is none."""
         return self._files
-
-    def note_transfer(self, job: str, transfer: Transfer) -> None:
-        """Record the transfer process's progress with a job."""
-        self._transfers[job] = transfer
-
-    def register(self, methods: MethodTable) -> None:
-        """Register the calls."""
-        CHECK_MODEL.serve(methods, self.check)
-        MANIFEST.serve(methods, self._on_manifest)
-        HOLDINGS.serve(methods, self._on_holdings)
-        PREPARE.serve(methods, self._on_prepare)
-        END_WEIGHTS.serve(methods, self._on_end)
-        TRANSFER.serve(methods, self._on_transfer)
-        DIGESTS.serve(methods, self._on_digests)
-        HASH.serve(methods, self._on_hash)
-        VERIFIED.serve(methods, self._on_verified)
-        DISCARD.serve(methods, self._on_discard)
-        DIAL.serve_for_caller(methods, self._on_dial)
 
     # What a coordinator needs.
 
@@ -254,7 +212,7 @@ class NodeWeights:
         Files whose SHA-256 no hub publishes are read, after fetching them if necessary. Raises what
         prevents it.
         """
-        process = self._process()
+        process = self.process()
         listed = await asyncio.to_thread(listed_contents, files)
         paths = await asyncio.to_thread(manifest_names, files)
         unknown = [name for name, content in listed.items() if content is None]
@@ -294,11 +252,11 @@ class NodeWeights:
         # This node asks the hub itself for what other nodes would have to fetch for it.
         sources = [each for each in plan.of(own) if each.kind is not SourceKind.DISK]
         peers = {node: (each.host, each.port) for node, each in found.items() if node != own}
-        self._process().set_sources(job, manifest, sources, peers)
+        self.process().set_sources(job, manifest, sources, peers)
 
     async def ask_to_dial(self, node: NodeId) -> None:
         """Ask a node to connect to this one's transfer process, which cannot connect to it."""
-        process = self._process()
+        process = self.process()
         host, port = process.address
         try:
             await DIAL.call(self._membership, node, DialBack(host=host, port=port))
@@ -316,7 +274,8 @@ class NodeWeights:
             raise self._without()
         return ManifestView(manifest, self._open_client(), name=name, job=job, keep=keep)
 
-    def _process(self) -> TransferProcess:
+    def process(self) -> TransferProcess:
+        """Return the transfer process. Raise ``TransferError`` if the agent runs without one."""
         if self._files is None:
             raise self._without()
         return self._files
@@ -349,103 +308,6 @@ class NodeWeights:
         except PotluckError as error:
             found, problem = None, error.message
         return ModelCheck(fingerprint=found, problem=problem, cannot_get=self.cannot)
-
-    async def _on_manifest(self, request: CheckModel) -> AsyncGenerator[ManifestEvent, None]:
-        description = await asyncio.to_thread(describe_model, request.model)
-        fingerprint = await asyncio.to_thread(self._fingerprints.of, description)
-        latest = Hashing(done_bytes=0, total_bytes=0)
-
-        def progressed(done_bytes: int, total_bytes: int) -> None:
-            nonlocal latest
-            latest = Hashing(done_bytes=done_bytes, total_bytes=total_bytes)
-
-        making = asyncio.ensure_future(self.manifest_of(description.files, progressed))
-        try:
-            while not making.done():
-                await asyncio.wait({making}, timeout=_TELL_SECONDS)
-                if not making.done():
-                    yield latest
-            yield ModelFound(manifest=await making, fingerprint=fingerprint)
-        finally:
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
-
-    async def _on_holdings(self, request: AskHoldings) -> NodeHoldings:
-        process = self._process()
-        found = await process.holdings(request.contents)
-        reaches_hub = False
-        if (hub := request.hub) is not None:
-            from potluck.catalog.hub_client import may_fetch
-
-            reaches_hub = await asyncio.to_thread(
-                may_fetch, hub.repo_id, hub.commit, request.hub_file, _HUB_SECONDS
-            )
-        host, port = process.address
-        return NodeHoldings(
-            held=dict(found.held),
-            verified=frozenset(found.verified),
-            reaches_hub=reaches_hub,
-            host=host,
-            port=port,
-        )
-
-    async def _on_prepare(self, request: PrepareWeights) -> None:
-        check_manifest(request.manifest, f"deployment {request.deployment}")
-        process = self._process()
-        contents = [file.content for file in request.manifest.files]
-        known = await process.holdings(contents)
-        own = self._membership.node_id
-        for content in contents:
-            holder = request.verified_at.get(content.sha256)
-            if holder is None or holder == own or content.sha256 in known.verified:
-                continue
-            await self._learn_digests(content, holder)
-        sources = [each for each in request.sources if each.kind is not SourceKind.DISK]
-        process.set_sources(
-            request.deployment, request.manifest, sources, request.peers, ahead=request.ahead
-        )
-
-    async def _learn_digests(self, content: FileContent, holder: NodeId) -> None:
-        try:
-            digests = await DIGESTS.call(self._membership, holder, NamedFile(sha256=content.sha256))
-        except CallError as error:  # chunks are then checked against the digests of their sender
-            _log.warning("node %s did not report what it verified: %s", holder, error.message)
-            return
-        found = ChunkDigests(content=content, digests=digests)
-        if found.are_whole:
-            await self._process().add_digests(content, digests, verified=True)
-
-    async def _on_end(self, request: DeploymentReference) -> None:
-        if self._files is not None:
-            self._files.end_job(request.deployment)
-            self._transfers.pop(request.deployment, None)
-
-    async def _on_transfer(self, request: DeploymentReference) -> Transfer | None:
-        return self._transfers.get(request.deployment)
-
-    async def _on_digests(self, request: NamedFile) -> bytes:
-        return await self._process().digests(request.sha256) or b""
-
-    async def _on_hash(self, request: HashRange) -> HashState:
-        state, digests = await self._process().hash_chunks(
-            request.sha256, request.first, request.end, request.state
-        )
-        return HashState(state=state, digests=digests)
-
-    async def _on_verified(self, request: ChunkDigests) -> None:
-        if request.are_whole:
-            await self._process().add_digests(request.content, request.digests, verified=True)
-
-    async def _on_dial(self, caller: NodeId, request: DialBack) -> None:
-        try:
-            ipaddress.ip_address(request.host)
-        except ValueError:
-            raise TransferError(f"{request.host[:60]!r} is not an IP address") from None
-        await self._process().serve_peer(caller, (request.host, request.port))
-
-    async def _on_discard(self, request: DiscardFile) -> None:
-        _log.error("removing what was fetched of %s: %s", request.sha256, request.reason)
-        await self._process().remove(request.sha256)
 
 
 class _OwnFiles:
