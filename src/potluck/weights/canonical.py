@@ -74,7 +74,7 @@ class CanonicalSource:
         info = self._first(stored)
         shape = info.shape
         if stored.row_range is not None:
-            shape = self._shape_of_part(stored.row_range, info)
+            shape = _shape_of_part(self._path, stored.row_range, info)
             if stored.is_part_transposed:
                 info = dataclasses.replace(info, format=_transposable(info.format))
                 shape = (*shape[:-2], shape[-1], shape[-2])
@@ -83,7 +83,7 @@ class CanonicalSource:
                 self._check_alike(each, info)
             shape = (len(stored.stored_names), *shape)
         elif stored.rows is not None:
-            self._check_rows(stored.rows, info)
+            _check_rows(self._path, stored.rows, info)
             shape = (sum(map(len, stored.rows)), *shape[1:])
         if stored.is_flat:
             shape = (math.prod(shape),)
@@ -216,23 +216,12 @@ class CanonicalSource:
             with contextlib.suppress(KeyError):
                 info = self._raw.info(name)
                 if stored.num_matrices is not None:
-                    return self._divided(info, stored.num_matrices)
+                    return _divided(self._path, info, stored.num_matrices)
                 if not _is_transposed(stored, info):
                     return info
                 *stack, rows, columns = info.shape
                 return dataclasses.replace(info, shape=(*stack, columns, rows))
         raise KeyError(stored.canonical_name)
-
-    def _divided(self, info: TensorInfo, num_matrices: int) -> TensorInfo:
-        """Return the tensor for a matrix that is a stack of ``num_matrices`` matrices."""
-        rows, rest = divmod(info.num_rows, num_matrices)
-        if len(info.shape) != 2 or rest:
-            raise ModelFileError(
-                self._path,
-                f"the tensor {info.name}, {list(info.shape)}, cannot be divided into "
-                f"the rows of {num_matrices} heads",
-            )
-        return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
 
     def _floats(self, data: memoryview, info: TensorInfo) -> NDArray[np.uint8]:
         """Return the numbers of stored rows as bytes; rows in blocks are dequantized."""
@@ -296,34 +285,12 @@ class CanonicalSource:
                 f"in the same stack is {first.format.label} {list(first.shape)}",
             )
 
-    def _check_rows(self, rows: tuple[range, ...], info: TensorInfo) -> None:
-        first, end = min(each.start for each in rows), max(each.stop for each in rows)
-        if len(info.shape) != 2 or first < 0 or end > info.num_rows:
-            raise ModelFileError(
-                self._path,
-                f"the tensor {info.name}, {list(info.shape)}, does not have the expected rows "
-                f"{first} to {end - 1}",
-            )
-
-    def _shape_of_part(self, part: RowRange, info: TensorInfo) -> tuple[int, ...]:
-        """Return the shape of a part of each matrix of a tensor, or of each vector."""
-        is_vector = _is_vector(part, info)
-        axis = len(info.shape) - (1 if is_vector else 2)
-        last = part.start + (part.num_rows - 1) * part.stride
-        if axis < 0 or last >= info.shape[axis] or (is_vector and info.format.is_quantized):
-            raise ModelFileError(
-                self._path,
-                f"the tensor {info.name}, {info.format.label} {list(info.shape)}, does not have "
-                f"the required rows {part.start} to {last}",
-            )
-        return (*info.shape[:axis], part.num_rows, *info.shape[axis + 1 :])
-
     def _read_part(
         self, stored: StoredTensor, part: RowRange, start_row: int, end_row: int, out: memoryview
     ) -> None:
         """Read rows of each matrix, consecutive ones at once, others one by one from a piece."""
         info = self._first(stored)
-        self._shape_of_part(part, info)
+        _shape_of_part(self._path, part, info)
         if _is_vector(part, info):
             self._read_part_of_vectors(stored, info, part, start_row, end_row, out)
             return
@@ -413,7 +380,7 @@ class CanonicalSource:
     ) -> None:
         """Read rows that consist of runs, each of whose requested rows are read at once."""
         info = self._first(stored)
-        self._check_rows(rows, info)
+        _check_rows(self._path, rows, info)
         size, num_rows = info.row_bytes, sum(map(len, rows))
         if not 0 <= start_row <= end_row <= num_rows or out.nbytes != (end_row - start_row) * size:
             raise ValueError(
@@ -586,3 +553,39 @@ def _separate(pairs: memoryview, out: memoryview, row_bytes: int) -> None:
 def _rows(data: memoryview, row_bytes: int) -> NDArray[np.uint8]:
     """Return the bytes as a view ``[rows, row_bytes]``."""
     return np.frombuffer(data, dtype=np.uint8).reshape(-1, row_bytes)
+
+
+def _divided(path: str, info: TensorInfo, num_matrices: int) -> TensorInfo:
+    """Return the tensor for a matrix that is a stack of ``num_matrices`` matrices."""
+    rows, rest = divmod(info.num_rows, num_matrices)
+    if len(info.shape) != 2 or rest:
+        raise ModelFileError(
+            path,
+            f"the tensor {info.name}, {list(info.shape)}, cannot be divided into "
+            f"the rows of {num_matrices} heads",
+        )
+    return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
+
+
+def _check_rows(path: str, rows: tuple[range, ...], info: TensorInfo) -> None:
+    first, end = min(each.start for each in rows), max(each.stop for each in rows)
+    if len(info.shape) != 2 or first < 0 or end > info.num_rows:
+        raise ModelFileError(
+            path,
+            f"the tensor {info.name}, {list(info.shape)}, does not have the expected rows "
+            f"{first} to {end - 1}",
+        )
+
+
+def _shape_of_part(path: str, part: RowRange, info: TensorInfo) -> tuple[int, ...]:
+    """Return the shape of a part of each matrix of a tensor, or of each vector."""
+    is_vector = _is_vector(part, info)
+    axis = len(info.shape) - (1 if is_vector else 2)
+    last = part.start + (part.num_rows - 1) * part.stride
+    if axis < 0 or last >= info.shape[axis] or (is_vector and info.format.is_quantized):
+        raise ModelFileError(
+            path,
+            f"the tensor {info.name}, {info.format.label} {list(info.shape)}, does not have "
+            f"the required rows {part.start} to {last}",
+        )
+    return (*info.shape[:axis], part.num_rows, *info.shape[axis + 1 :])
