@@ -69,6 +69,9 @@ class Dispatcher:
     steps are formed; sequences stay, and continue when another pipeline is attached. Without
     ``on_broken`` there is nothing to attach one: then every sequence ends with the ``DefectError``.
 
+    ``num_attachments`` pipelines were attached so far, which is the number of the latest one.
+    ``num_dropped_outcomes`` late or duplicate results were dropped.
+
     Tokens are drafted by the drafters of ``drafts``, which are used under the lock. The owner of a
     drafter that had no draft calls :meth:`drafts_ready` when it has one.
     """
@@ -90,8 +93,8 @@ class Dispatcher:
         self._broken: DefectError | None = None
         self._is_closed = False
         self._next_sequence = 0
-        self._num_attachments = 0
-        self._num_dropped = 0
+        self.num_attachments = 0
+        self.num_dropped_outcomes = 0
 
     @property
     def load(self) -> Load:
@@ -104,16 +107,6 @@ class Dispatcher:
         """Return whether there is a pipeline that is given steps."""
         with self._lock:
             return self._attachment is not None and not self._attachment.is_stopped
-
-    @property
-    def num_attachments(self) -> int:
-        """Return how many pipelines were attached so far, which is the number of the latest one."""
-        return self._num_attachments
-
-    @property
-    def num_dropped_outcomes(self) -> int:
-        """Return the number of late or duplicate results that were dropped."""
-        return self._num_dropped
 
     @property
     def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
@@ -141,9 +134,9 @@ class Dispatcher:
                 raise ValueError("a pipeline is already attached")
             self._scheduler.restart(limits)
             self._limits = limits
-            attachment = _Attachment(number=self._num_attachments + 1)
+            attachment = _Attachment(number=self.num_attachments + 1)
             attachment.pipeline = start_pipeline(partial(self._on_outcome, attachment))
-            self._num_attachments += 1
+            self.num_attachments += 1
             self._attachment = attachment
             self._submit_steps()
         return attachment.number
@@ -259,7 +252,7 @@ class Dispatcher:
             is_late = attachment is not self._attachment or attachment.is_stopped
             is_duplicate = step_id not in attachment.in_flight and step_id < attachment.num_steps
             if is_late or is_duplicate:
-                self._num_dropped += outcome.error is None  # errors end what was lost
+                self.num_dropped_outcomes += outcome.error is None  # errors end what was lost
                 return
             committed: list[tuple[LedgerEntry, Update]] = []
             with self._breaking(attachment):
@@ -354,18 +347,15 @@ class Dispatcher:
             if attachment is not None:
                 attachment.is_stopped = True
             if self._on_broken is None:
-                self._give_up(broken)
+                self._broken = broken
+                for entry in self._ledger:
+                    self._fail(entry.sequence_id, broken)
                 return
             if attachment is not None and not attachment.in_flight:
                 # The cause is unknown: it may be any live sequence.
                 attachment.in_flight[StepId(-1)] = tuple(each.log.request for each in self._ledger)
             self._start_over(broken)
             self._on_broken(broken)
-
-    def _give_up(self, broken: DefectError) -> None:
-        self._broken = broken
-        for entry in self._ledger:
-            self._fail(entry.sequence_id, broken)
 
     def _start_over(self, broken: DefectError) -> None:
         """Replace the scheduler, whose state is undefined, by a new one restored from the ledger.

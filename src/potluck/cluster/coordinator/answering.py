@@ -223,11 +223,6 @@ class Answering:
         """Return the generation rates; unknown while detached."""
         return TokenRates() if self._pipeline is None else self._pipeline.rates
 
-    @property
-    def num_dropped_outcomes(self) -> int:
-        """Return the number of late or duplicate results that were dropped."""
-        return self._dispatcher.num_dropped_outcomes
-
     def attach(self, limits: SchedulerLimits, open_pipeline: OpenPipeline, on_over: OnOver) -> None:
         """Attach a pipeline and start computing, waiting sequences first.
 

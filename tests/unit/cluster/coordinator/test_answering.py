@@ -164,7 +164,7 @@ def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> 
         old.answer()
         await settle()
         assert tokens == [2, 3]
-        assert played.answering.num_dropped_outcomes == 1
+        assert played.answering._dispatcher.num_dropped_outcomes == 1
         played.attach()
         (opening,) = played.pipeline.steps[0].opened
         assert opening.output_tokens == (2, 3)
