@@ -11,6 +11,7 @@ sequence waits if most of its prompt is being computed for others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -56,11 +57,51 @@ class Restoration:
     state: int | None = None
 
 
+class PendingBlocks:
+    """The full blocks that sequences compute or that are restored, for others to wait for.
+
+    Each has the sequence that computes it, or None while it is restored.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[bytes, SequenceId | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def __contains__(self, full_hash: bytes) -> bool:
+        return full_hash in self._owners
+
+    def is_restoring(self, full_hash: bytes) -> bool:
+        """Return whether the block with that hash is being restored, and not computed."""
+        return self._owners.get(full_hash, _NOBODY) is None
+
+    def owner(self, full_hash: bytes) -> SequenceId | None:
+        """Return the sequence that computes the block with that hash, if there is one."""
+        return self._owners.get(full_hash)
+
+    def add(self, full_hashes: Iterable[bytes], owner: SequenceId | None) -> None:
+        """Add the blocks that are not pending already."""
+        for full_hash in full_hashes:
+            self._owners.setdefault(full_hash, owner)
+
+    def end(self, full_hash: bytes) -> None:
+        """Remove a block, which may not be pending."""
+        self._owners.pop(full_hash, None)
+
+    def give_up(self, full_hashes: Iterable[bytes], owner: SequenceId | None) -> None:
+        """Remove those blocks that ``owner`` computes, or that are restored if it is None."""
+        for full_hash in full_hashes:
+            if self._owners.get(full_hash, _NOBODY) == owner:
+                del self._owners[full_hash]
+
+
 class BlockCache:
     """The blocks of all sequences of a scheduler. Not thread-safe.
 
     Unless ``is_shared``, every sequence has its own blocks and nothing is kept. ``is_stored``:
     computed blocks are to be stored elsewhere (``take_filled``), under hashes with the ``salt``.
+    Sequences can wait for blocks that are ``pending``.
     """
 
     def __init__(
@@ -78,8 +119,7 @@ class BlockCache:
         self._is_stored = is_stored
         self._totals = totals
         self._root = root_hash(salt)
-        # Full blocks, and the sequences that compute them; None while they are restored.
-        self._computing: dict[bytes, SequenceId | None] = {}
+        self.pending = PendingBlocks()
         self._filled: dict[int, FullBlock] = {}
 
     @property
@@ -115,26 +155,18 @@ class BlockCache:
         """
         start = len(match.blocks)
         most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
-        if not self._computing or start >= most:
+        if not self.pending or start >= most:
             return None
         chain = self._chain(sequence)
         end = start
-        while end < most and chain.after(end + 1) in self._computing:
+        while end < most and chain.after(end + 1) in self.pending:
             end += 1
         num_missing = sequence.num_to_compute - start * KV_BLOCK_TOKENS
         return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
 
     def is_awaitable(self, full_hash: bytes) -> bool:
         """Return whether the result of ``worth_awaiting``, or a restoration, is still pending."""
-        return full_hash in self._computing
-
-    def is_computing(self, full_hash: bytes) -> bool:
-        """Return whether the block with that hash is being computed or restored."""
-        return full_hash in self._computing
-
-    def is_restoring(self, full_hash: bytes) -> bool:
-        """Return whether the block with that hash is being restored, and not computed."""
-        return self._computing.get(full_hash, _NOBODY) is None
+        return full_hash in self.pending
 
     def may_have_room(self, sequence: SequenceState) -> bool:
         """Return whether ``has_room`` could be true: a quick check, before ``find``."""
@@ -163,7 +195,8 @@ class BlockCache:
         new = self._pool.take(num_new)
         sequence.block_table = [*match.blocks, *new]
         sequence.num_computed = len(match.blocks) * KV_BLOCK_TOKENS
-        self._expect(sequence)
+        if self._is_shared:
+            self.pending.add(self._missing(sequence), sequence.sequence_id)
         self._totals.num_admissions += 1
         self._totals.num_hits += match.num_tokens > 0
         self._totals.num_saved_tokens += match.num_tokens
@@ -201,8 +234,7 @@ class BlockCache:
             _full_block(sequence, chain, index, block)
             for index, block in enumerate(self._pool.take(num_blocks), start)
         )
-        for each in blocks:
-            self._computing.setdefault(each.full_hash, None)
+        self.pending.add((each.full_hash for each in blocks), None)
         return Restoration(blocks=blocks, held=match.blocks)
 
     def insert_restored(
@@ -221,9 +253,7 @@ class BlockCache:
         for each in restoration.blocks[:num_restored]:
             if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
                 self._pool.keep(each.block)
-        for each in restoration.blocks:
-            if self.is_restoring(each.full_hash):
-                del self._computing[each.full_hash]
+        self.pending.give_up((each.full_hash for each in restoration.blocks), None)
         self._pool.give_back(each.block for each in reversed(restoration.blocks))
         self._pool.give_back(reversed(restoration.held))
 
@@ -251,7 +281,7 @@ class BlockCache:
         chain = self._chain(sequence)
         for index in range(start // KV_BLOCK_TOKENS, end // KV_BLOCK_TOKENS):
             self._publish(sequence, index, KV_BLOCK_TOKENS)
-            self._computing.pop(chain.after(index + 1), None)
+            self.pending.end(chain.after(index + 1))
         if end == len(sequence.tokens) and end == sequence.num_prompt_tokens:
             self._publish_rest(sequence)  # for other sequences with this prompt
 
@@ -281,7 +311,7 @@ class BlockCache:
         """Release the sequence's blocks, and keep their content for later sequences."""
         if self._is_shared:
             self._publish_rest(sequence)
-            self._expect_no_more(sequence)
+            self.pending.give_up(self._missing(sequence), sequence.sequence_id)
         # The last ones first, as a block is useless without those before it.
         self._pool.give_back(reversed(sequence.block_table))
         sequence.block_table = []
@@ -292,18 +322,8 @@ class BlockCache:
             sequence.chain = HashChain(self._root, sequence.tokens)
         return sequence.chain
 
-    def _expect(self, sequence: SequenceState) -> None:
-        """Let other sequences wait for the full blocks that this sequence will compute."""
-        if self._is_shared:
-            for full_hash in self._missing(sequence):
-                self._computing.setdefault(full_hash, sequence.sequence_id)
-
-    def _expect_no_more(self, sequence: SequenceState) -> None:
-        for full_hash in self._missing(sequence):
-            if self._computing.get(full_hash) == sequence.sequence_id:
-                del self._computing[full_hash]
-
     def _missing(self, sequence: SequenceState) -> list[bytes]:
+        """Return the hashes of the full blocks that the sequence will compute."""
         chain = self._chain(sequence)
         start = sequence.num_computed // KV_BLOCK_TOKENS
         end = sequence.num_to_compute // KV_BLOCK_TOKENS

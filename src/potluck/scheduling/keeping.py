@@ -61,11 +61,10 @@ class Restorer:
             sequence.is_sought = True
             return False
         count = 0
-        while count < min(len(candidates), MAX_MOVED_BLOCKS) and not self._cache.is_computing(
-            candidates[count]
-        ):
+        pending, most = self._cache.pending, min(len(candidates), MAX_MOVED_BLOCKS)
+        while count < most and candidates[count] not in pending:
             count += 1
-        if count == 0 and self._cache.is_restoring(candidates[0]):
+        if count == 0 and pending.is_restoring(candidates[0]):
             sequence.awaited = candidates[0]
             return True
         restoration = self._cache.reserve(sequence, match, count)

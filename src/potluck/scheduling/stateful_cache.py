@@ -116,7 +116,7 @@ class StatefulCache(BlockCache):
         A sequence that computes more of the prompt is asked to make one there. Return None if
         others compute less than half of what is missing.
         """
-        if not self._computing and not self._expected:
+        if not self.pending and not self._expected:
             return None
         start = match.num_tokens
         num_missing = sequence.num_to_compute - start
@@ -137,9 +137,7 @@ class StatefulCache(BlockCache):
 
     def is_awaitable(self, full_hash: bytes) -> bool:
         """Return whether the checkpoint is still to be made, or the block is being restored."""
-        return full_hash in self._expected or (
-            full_hash in self._computing and self.is_restoring(full_hash)
-        )
+        return full_hash in self._expected or self.pending.is_restoring(full_hash)
 
     def may_have_room(self, sequence: SequenceState) -> bool:
         """Return whether ``has_room`` could be true: a quick check, before ``find``."""
@@ -349,7 +347,7 @@ class StatefulCache(BlockCache):
         chain = self._chain(sequence)
         most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
         count = match.num_known_tokens // KV_BLOCK_TOKENS
-        while count < most and chain.after(count + 1) in self._computing:
+        while count < most and chain.after(count + 1) in self.pending:
             count += 1
         return count
 
@@ -357,7 +355,7 @@ class StatefulCache(BlockCache):
         """Let the sequence that computes a block make a checkpoint after it; False if it is too
         late.
         """
-        owner_id = self._computing.get(full_hash)
+        owner_id = self.pending.owner(full_hash)
         owner = None if owner_id is None else self._live.get(owner_id)
         if owner is None or owner.num_scheduled > position or self._states.num_states < 2:
             return False

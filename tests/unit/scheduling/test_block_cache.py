@@ -68,9 +68,9 @@ def test_restored_blocks_count_as_computed() -> None:
     assert cache.num_free == 5
     awaited = cache.worth_awaiting(sequence, match)
     assert awaited == hashes(3)[2]
-    assert cache.is_computing(awaited)
+    assert awaited in cache.pending
     cache.insert_restored(restoration, 2, sequence=sequence)
-    assert not cache.is_computing(awaited)
+    assert awaited not in cache.pending
     assert (cache.num_free, cache.num_kept) == (8, 2)
     match = cache.find(sequence)
     assert match.num_tokens == 32
