@@ -9,8 +9,8 @@ from potluck.errors import EngineError, UnsupportedModelError
 from potluck.loading.sizes import stronger_quantizations
 from potluck.placement.divided_work import DividedWork
 from potluck.placement.work import ModelWork
-from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.backend import BackendAbilities
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 from potluck.types.stage import StagePlan, StageSize

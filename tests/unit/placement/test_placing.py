@@ -24,7 +24,7 @@ from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
 from potluck.placement.survey import ClusterSurvey
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
+from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost

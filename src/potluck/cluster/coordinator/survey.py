@@ -20,8 +20,7 @@ from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.counting import Counting, shapes_of
 from potluck.placement.keeping import Holding
-from potluck.placement.planned import PlannedModel
-from potluck.placement.planning import without_memory_of
+from potluck.placement.planned import PlannedModel, without_memory_of
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.surveyed import plan_surveyed
 from potluck.types.arithmetic import Arithmetic

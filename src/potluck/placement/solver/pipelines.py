@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.placement.path import Path, ThroughputPath
-from potluck.placement.solver.budget import DEFAULT_ELEMENTS
+from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.solver.throughput import (
     ProblemOf,
     best_among,
     best_throughput,
+    promising_units,
     spread_sizes,
     step_sizes,
 )
-from potluck.placement.solver.wide import promising_units
 
 _CANDIDATES = 32
 """Units among which one of several pipelines is searched."""

@@ -12,15 +12,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from potluck.portability.planning.index import Incompatibility, Rejections, Releases
 from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.nearest import NearestFinder
 from potluck.portability.planning.plan import Nearest, Problem, Reason
-from potluck.portability.planning.provider import UNUSABLE
+from potluck.portability.planning.provider import UNUSABLE, UnresolvableError, resolve
 from potluck.portability.planning.refusals import PYTHON_KINDS
-from potluck.portability.planning.releases import Incompatibility, Rejections, Releases
-from potluck.portability.planning.resolve import UnresolvableError, resolve
-from potluck.portability.planning.target import Target
-from potluck.portability.planning.wants import Want, wants_of
+from potluck.portability.planning.target import Target, Want, wants_of
 
 Item = TypeVar("Item")
 
