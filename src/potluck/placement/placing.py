@@ -21,13 +21,13 @@ from potluck.loading.sizes import fitting_size_hint, on_unit, stronger_quantizat
 from potluck.placement.candidates import Candidate, Divide, DividedCost, PlaceRequest, speed_of
 from potluck.placement.costs import (
     CountedOffers,
+    Counting,
     Sort,
     count_offers,
     member_cost,
     sort_of,
     usable_units,
 )
-from potluck.placement.counting import Counting
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept

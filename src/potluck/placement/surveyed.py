@@ -11,7 +11,7 @@ import msgspec
 from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
 from potluck.errors import EngineError, InsufficientMemoryError
-from potluck.placement.counting import Counting
+from potluck.placement.costs import Counting
 from potluck.placement.offering import reason_against
 from potluck.placement.planned import PlannedModel, planned_model
 from potluck.placement.survey import ClusterSurvey

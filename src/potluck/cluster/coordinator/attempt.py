@@ -27,7 +27,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded, Progress
 from potluck.engines.backends import CostOf
-from potluck.placement.counting import Counting
+from potluck.placement.costs import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
 from potluck.placement.planned import (
