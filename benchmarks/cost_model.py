@@ -27,7 +27,7 @@ from random_weights import random_rows
 
 from potluck.engines.native.engine import NativeEngine, choose_isa, loaded_bytes
 from potluck.engines.native.pool import ThreadPool, make_pool
-from potluck.engines.profiling import timing
+from potluck.engines.profiling import rate_program
 from potluck.engines.profiling.measure import MeasurementSetup, measure
 from potluck.models.layers import plain_config, with_layers
 from potluck.models.program import build_program, weight_specs
@@ -161,7 +161,7 @@ def trial(pool: ThreadPool, isa: str, clock: Clock) -> tuple[Rates, Figures]:
         cache_bytes=last_level_cache_bytes(),
         ending="",
     )
-    with patch.object(timing, "time", SimpleNamespace(perf_counter=clock.now)):
+    with patch.object(rate_program, "time", SimpleNamespace(perf_counter=clock.now)):
         document = measure(setup, 1 << 30, lambda _: None)
 
     def figure(each: dict[str, object]) -> Figure:

@@ -27,8 +27,7 @@ from circumstances import edge_circumstances
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind, Scope
-from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.frames import Frame, FrameKind, Hello, Scope
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
 from potluck.cluster.worker.group import TURN_BYTES, ExchangeTotals, Group, mesh_limits

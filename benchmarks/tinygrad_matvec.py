@@ -156,7 +156,7 @@ def timed(call: Callable[[], None]) -> dict[str, float]:
 def read_words(matrix: Any, x: Any) -> Any:
     """The sums of the words of each row, as floats: what a product reads but for x and scales."""
     from potluck.engines.tinygrad.adapter import AxisType, KernelInfo, Ops, Tensor, UOp, dtypes
-    from potluck.engines.tinygrad.memory import launch_for
+    from potluck.engines.tinygrad.weights import launch_for
 
     (panels, num_words, panel_rows) = matrix.planes[0].shape
     launch = launch_for(x.device)

@@ -27,7 +27,7 @@ from circumstances import circumstances
 from potluck.portability.checks.host_check import HostCheck
 from potluck.portability.checks.needs import read_needs
 from potluck.portability.checks.prepared_wheel import PreparedWheel
-from potluck.portability.cuda.needs import CudaNeeds
+from potluck.portability.cuda.fat_binary import CudaNeeds
 from potluck.portability.features.rules import rules_for
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host

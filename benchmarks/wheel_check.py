@@ -26,7 +26,7 @@ from pathlib import Path
 from circumstances import circumstances
 
 from potluck.portability.checks.host_check import HostCheck
-from potluck.portability.checks.needs_cache import cached_needs
+from potluck.portability.checks.needs import cached_needs
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.hosts.document import read_host
 from potluck.portability.hosts.shipped import load_shipped_host, shipped_hosts

@@ -26,7 +26,7 @@ from typing import Any
 
 from circumstances import circumstances
 
-from potluck.portability.checks.needs_cache import default_needs_folder
+from potluck.portability.checks.needs import default_needs_folder
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.hosts.shipped import load_shipped_host
 from potluck.portability.planning.index import WithLocalWheels

@@ -19,8 +19,7 @@ from potluck.engines.backends import native_unit
 from potluck.engines.native.engine import NativeEngine
 from potluck.errors import ModelFileError
 from potluck.loading import PackedCache
-from potluck.local.loading import load_stages, plan_load
-from potluck.local.units import find_unit
+from potluck.local.loading import find_unit, load_stages, plan_load
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId

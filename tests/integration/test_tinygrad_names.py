@@ -61,7 +61,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_clang_the_cpu_backend_says_so(tmp_path: Path) -> None:
-    code = "from potluck.engines.tinygrad.device import open_device; open_device()"
+    code = "from potluck.engines.tinygrad.compiled import open_device; open_device()"
     written = run(code, {"DEV": "CPU", "CACHELEVEL": "0", "PATH": str(tmp_path)})
     assert "EngineError: tinygrad requires a program or file that is missing" in written, written
 
@@ -78,7 +78,7 @@ from potluck.types.hardware import Interface
 import os, sys
 interface = Interface(api="opencl", address={address!r}) if {address!r} else None
 os.environ.update(tinygrad_environment({backend!r}, interface, ""))
-from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.compiled import open_device
 from potluck.engines.tinygrad.adapter import Tensor
 print((Tensor([1.5, 2.0], device=open_device().name) * 2).tolist(), file=sys.stderr)
 """
@@ -87,7 +87,7 @@ print((Tensor([1.5, 2.0], device=open_device().name) * 2).tolist(), file=sys.std
 
 
 def test_an_opencl_without_drivers_is_a_fault_of_the_unit(tmp_path: Path) -> None:
-    code = "from potluck.engines.tinygrad.device import open_device; open_device()"
+    code = "from potluck.engines.tinygrad.compiled import open_device; open_device()"
     written = run(code, {"DEV": "CL", "CACHELEVEL": "0", "OCL_ICD_VENDORS": str(tmp_path)})
     assert "UnitFaultError: the device's driver failed: OpenCL Error -1001" in written, written
 
@@ -95,7 +95,7 @@ def test_an_opencl_without_drivers_is_a_fault_of_the_unit(tmp_path: Path) -> Non
 def test_a_library_that_cannot_be_loaded_is_a_fault_of_the_unit(tmp_path: Path) -> None:
     library = tmp_path / "libOpenCL.so"
     library.write_text("not a library")
-    code = "from potluck.engines.tinygrad.device import open_device; open_device()"
+    code = "from potluck.engines.tinygrad.compiled import open_device; open_device()"
     written = run(code, {"DEV": "CL", "CACHELEVEL": "0", "OPENCL_PATH": str(library)})
     assert "UnitFaultError: the device's driver failed: failed to load library" in written, written
 

@@ -21,8 +21,7 @@ from support.portability.roots import require_root
 from support.portability.wheel_build import BUILD_SECONDS, built_wheels
 from support.processes.waiting import eventually
 
-from potluck.cluster.invitations.software.description import description_program
-from potluck.cluster.invitations.software.service import SoftwareService
+from potluck.cluster.invitations.software.service import SoftwareService, description_program
 
 pytestmark = pytest.mark.timeout(BUILD_SECONDS)
 

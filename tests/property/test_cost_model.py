@@ -12,8 +12,8 @@ from support.placement.units import candidate, llama_config, with_times, work_of
 
 from potluck.placement.cuts import Cut
 from potluck.placement.links import link_table
+from potluck.placement.place import path_problem
 from potluck.placement.prediction import predict
-from potluck.placement.problem import path_problem
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import UnitTimes
 from potluck.types.arithmetic import Arithmetic

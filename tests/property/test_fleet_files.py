@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.errors import UsageError
-from potluck.placement.fleet.description import Fleet
 from potluck.placement.fleet.file import fleet_of
-from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT
-from potluck.placement.fleet.planning import fleet_links
-from potluck.placement.fleet.reports import coordinator_of, node_reports
+from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT, Fleet
+from potluck.placement.fleet.planning import coordinator_of, fleet_links, node_reports
 
 PATH = Path("/nowhere/fleet.toml")
 TEXTS = [

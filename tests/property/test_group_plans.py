@@ -11,12 +11,12 @@ from support.placement.grouping import LARGE, SIZE, group_request, joining
 from support.placement.units import llama_config
 
 from potluck.errors import ParameterError
+from potluck.placement.candidates import PlaceRequest
 from potluck.placement.cuts import items_of
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.place import place
 from potluck.placement.rebalancing import rate_of
-from potluck.placement.request import PlaceRequest
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, Plan, Preferences

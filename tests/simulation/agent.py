@@ -55,12 +55,11 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.loading import StagePlan
-from potluck.placement.comparison import PlanComparison
 from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.proportional import place
-from potluck.placement.rebalancing import RebalancePolicy
+from potluck.placement.rebalancing import PlanComparison, RebalancePolicy
 from potluck.scheduling.scheduler import Scheduler
 from potluck.serving.ledger import Ledger
 from potluck.serving.pipeline import OnOutcome, StepOutcome

@@ -8,7 +8,7 @@ import pytest
 
 from potluck.cpu_baseline import require_supported_cpu
 from potluck.errors import PotluckError
-from potluck.portability.instructions.cpu_levels import level_flags
+from potluck.portability.instructions.x86_instructions import level_flags
 
 CORE2 = "fpu mmx sse sse2 pni ssse3 cx16 lahf_lm"
 NEHALEM = f"{CORE2} sse4_1 sse4_2 popcnt"

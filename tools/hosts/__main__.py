@@ -19,7 +19,7 @@ import msgspec
 
 import potluck.portability
 from potluck.portability.hosts.host import Host
-from potluck.portability.hosts.shared_symbols import LibrarySymbols, share
+from potluck.portability.hosts.shipped import LibrarySymbols, share
 from potluck.portability.hosts.writing import host_document
 from tools.hosts.distributions import (
     describe_distribution,

@@ -14,7 +14,7 @@ from potluck.portability.hosts.c_library import read_library
 from potluck.portability.hosts.host import GLIBC_LIBRARIES, Host, HostPython
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.root_files import RootFiles
-from potluck.portability.hosts.shared_symbols import LibrarySymbols
+from potluck.portability.hosts.shipped import LibrarySymbols
 from tools.hosts.apt_tree import AptTree, Archive, unpack_packages
 
 _PACKAGES = ("?essential", "apt", "zlib1g", "python3")

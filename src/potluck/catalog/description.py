@@ -19,7 +19,7 @@ from potluck.catalog.hub import (
     weights_of,
 )
 from potluck.catalog.hub_cache import Snapshot
-from potluck.catalog.hub_heads import files_or_heads
+from potluck.catalog.hub_client import files_or_heads
 from potluck.catalog.locate import HubModel, ModelFiles, files_on_hub, locate_model, parse_hub_id
 from potluck.catalog.manifest_view import ManifestView
 from potluck.catalog.manifests import CONFIG_FILES, weights_file

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.cache_folder import hub_cache_folder
-from potluck.catalog.file_choice import ADAPTER_CONFIG, CONFIG
 from potluck.catalog.hub_cache import (
     COMMIT,
     MAIN,
@@ -30,7 +29,14 @@ from potluck.catalog.hub_client import (
     translate_hub_errors,
 )
 from potluck.catalog.hub_fetch import fetch_file, kept_bytes
-from potluck.catalog.locate import HubModel, adapted_model, explained, listing_of
+from potluck.catalog.locate import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    HubModel,
+    adapted_model,
+    explained,
+    listing_of,
+)
 from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError
 from potluck.formats.safetensors import (

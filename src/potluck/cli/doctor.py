@@ -82,10 +82,14 @@ def gather(
 
     Return the names of nodes, too, as far as that agent knows them.
     """
-    from potluck.probe.doctor.case import Case
-    from potluck.probe.doctor.distribution import read_distribution
-    from potluck.probe.doctor.loading import inspect_opened_libraries, inspect_packages
-    from potluck.probe.doctor.look import inspect_shared_memory, inspect_user, missing_packages
+    from potluck.probe.doctor.case import Case, read_distribution
+    from potluck.probe.doctor.look import (
+        inspect_opened_libraries,
+        inspect_packages,
+        inspect_shared_memory,
+        inspect_user,
+        missing_packages,
+    )
 
     directory, missing_folder = _state(state)
     # Each waits for other processes, or other nodes.

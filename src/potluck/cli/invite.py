@@ -149,7 +149,7 @@ def _software_problem(folders: Sequence[Path]) -> WheelFileError | None:
     """Return the error because of which this node cannot provide Potluck to others, if there is
     one. Wheels in ``folders`` are stored. Raise ``UsageError`` for folders without wheels.
     """
-    from potluck.cluster.invitations.software.own_wheel import check_own_wheel, keep_wheels
+    from potluck.cluster.invitations.software.installed_wheel import check_own_wheel, keep_wheels
     from potluck.portability.wheels.named_wheels import default_wheels_folder
 
     store = default_wheels_folder(os.environ)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.cluster_hosts import SilentNode, gather_hosts
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
+    SilentNode,
     chosen_python,
+    gather_hosts,
     named_host,
     this_host,
     with_python,
@@ -93,10 +94,9 @@ def check_on(
     Of ``silent`` nodes nothing is known but that they are there. Raises ``UsageError``,
     ``WheelFileError``, ``WheelDownloadError``.
     """
-    from potluck.cli.wheel_document import wheel_document
-    from potluck.cli.wheel_output import is_usable, release_line
+    from potluck.cli.wheel_document import is_usable, release_line, wheel_document
     from potluck.portability.checks.host_check import HostCheck, check_on_hosts
-    from potluck.portability.checks.needs_cache import cached_needs, default_needs_folder
+    from potluck.portability.checks.needs import cached_needs, default_needs_folder
     from potluck.portability.checks.prepared_wheel import PreparedWheel
 
     checks = [HostCheck(each) for each in hosts]
@@ -125,7 +125,7 @@ def check_on(
 
 
 def _lines(groups: Sequence[Sequence[WheelReport]], *, is_short: bool) -> Iterator[str]:
-    from potluck.cli.wheel_output import hidden_line, relevant_reports, short_lines, wheel_lines
+    from potluck.cli.wheel_document import hidden_line, relevant_reports, short_lines, wheel_lines
 
     if is_short:
         yield from short_lines(groups)
@@ -164,17 +164,16 @@ def _working_releases(
     project: str, found: Sequence[WheelReport], checks: Sequence[HostCheck], cache: Path | None
 ) -> list[WorkingRelease]:
     """For each host that none of the newest wheels works on, the newest release that does."""
-    from potluck.cli.wheel_document import WorkingRelease
-    from potluck.cli.wheel_output import is_usable_on
-    from potluck.portability.checks.needs_cache import cached_needs
+    from potluck.cli.wheel_document import WorkingRelease, is_usable_on
+    from potluck.portability.checks.needs import cached_needs
     from potluck.portability.checks.prepared_wheel import PreparedWheel
     from potluck.portability.hosts.installed import running_python
     from potluck.portability.wheels.named_wheels import (
         default_wheels_folder,
+        newest_usable_release,
         parse_requirement,
         run_pip,
     )
-    from potluck.portability.wheels.older_releases import newest_usable_release
 
     folder = default_wheels_folder(os.environ)
     if folder is None:

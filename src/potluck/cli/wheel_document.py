@@ -1,17 +1,21 @@
-"""The JSON document of ``potluck wheel check``."""
+"""The output of ``potluck wheel check``: the JSON document, and text for users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from packaging.version import InvalidVersion, Version
+
 import potluck
-from potluck.cli.cluster_hosts import SilentNode
+from potluck.cli.tables import table
+from potluck.cli.wheel_hosts import SilentNode
 from potluck.portability.checks.report import HostReport, WheelReport
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
 from potluck.portability.linking.promises import Minimum, Promise
+from potluck.quantities import format_count, format_few
 from potluck.types.documents.base import Document, document_of
 
 
@@ -208,3 +212,206 @@ def _finding(finding: Finding) -> FindingDocument:
         feature=finding.feature or None,
         fix=finding.fix or None,
     )
+
+
+_SHOWN_FILES = 3
+"""Of those that one thing is said of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelevantReports:
+    """Reports without the hosts of other architectures.
+
+    ``num_hidden_wheels`` are left out, and ``num_hidden_rows`` are hosts left out of the others.
+    """
+
+    reports: tuple[WheelReport, ...]
+    num_hidden_wheels: int
+    num_hidden_rows: int
+
+
+def relevant_reports(groups: Sequence[Sequence[WheelReport]]) -> RelevantReports:
+    """Return what to print of each group of wheels of one project.
+
+    A host is left out of a wheel that is for another architecture and does not install there, if
+    the group has a wheel for the host's. If it has none, the host is kept, to say why.
+    """
+    wheels = [
+        (
+            report,
+            tuple(each for each in report.hosts if not _is_other_platform(report, each, group)),
+        )
+        for group in groups
+        for report in group
+    ]
+    return RelevantReports(
+        reports=tuple(replace(report, hosts=hosts) for report, hosts in wheels if hosts),
+        num_hidden_wheels=sum(not hosts for _, hosts in wheels),
+        num_hidden_rows=sum(len(report.hosts) - len(hosts) for report, hosts in wheels if hosts),
+    )
+
+
+def _is_other_platform(report: WheelReport, host: HostReport, group: Sequence[WheelReport]) -> bool:
+    machines = _machines(report)
+    return (
+        bool(machines)
+        and host.machine not in machines
+        and not host.is_installed
+        and any(host.machine in _machines(each) for each in group)
+    )
+
+
+def _machines(report: WheelReport) -> set[str]:
+    """Return the architectures that a wheel has native files for."""
+    return {each.machine for host in report.hosts[:1] for each in host.files if each.machine}
+
+
+def hidden_line(relevant: RelevantReports) -> str:
+    """Return how many wheels and hosts were left out; empty if none."""
+    counts = [
+        format_count(count, word)
+        for count, word in (
+            (relevant.num_hidden_wheels, "wheel"),
+            (relevant.num_hidden_rows, "row"),
+        )
+        if count
+    ]
+    if not counts:
+        return ""
+    return f"not shown: {' and '.join(counts)} for other architectures (--json includes them)"
+
+
+def wheel_lines(report: WheelReport) -> Iterator[str]:
+    """One wheel: its promise, then the hosts; the reasons in full where there is one host."""
+    yield report.file
+    for minimum in report.minima:
+        yield f"  {_promise_line(report, minimum)}"
+        if minimum.outside:
+            yield f"  no policy allows {', '.join(minimum.outside)}, which it needs"
+    if len(report.hosts) == 1:
+        yield from _host_lines(report.hosts[0])
+        return
+    rows = [("HOST", "INSTALLS", "VERDICT", "BECAUSE")]
+    rows += [_row(each) for each in report.hosts]
+    for line in table(rows):
+        yield f"  {line}"
+
+
+def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
+    """A line for each host and each group of wheels of one project: the wheel that fits best."""
+    rows = [("HOST", "INSTALLS", "VERDICT", "WHEEL", "BECAUSE")]
+    for reports in groups:
+        for number in range(len(reports[0].hosts)):
+            best = max(reports, key=lambda each: _fitness(each, each.hosts[number]))
+            host, installs, verdict, because = _row(best.hosts[number])
+            rows.append((host, installs, verdict, best.file, because))
+    yield from table(rows)
+
+
+def release_line(release: WorkingRelease) -> str:
+    """What to install instead."""
+    name = f"{release.project} {release.version}"
+    return f"{release.host}: {name} is the newest release found that installs and loads there"
+
+
+def _fitness(
+    wheel: WheelReport, report: HostReport
+) -> tuple[bool, bool, int, bool, bool, int, Version, bool]:
+    """Return a greater value for a wheel that suits a host better.
+
+    First come wheels that install and load, then those that lack less there, newer versions, and
+    builds without instructions that the CPU lacks.
+    """
+    verdicts = list(Verdict)[::-1]
+    machines = {each.machine for each in report.files if each.machine}
+    limits = {
+        each.feature or each.message for each in report.findings if each.severity is Severity.LIMIT
+    }
+    codes = {each.code for each in report.findings}
+    return (
+        is_usable_on(report),
+        report.is_installed,
+        verdicts.index(report.verdict),
+        not machines or report.machine in machines,
+        "cpu-level" not in codes,  # it crashes, where other limits only lack something
+        -len(limits),
+        _version(wheel),
+        "cpu-used" not in codes,
+    )
+
+
+def _version(wheel: WheelReport) -> Version:
+    """Return the version to compare; the lowest if there is none that installers know."""
+    try:
+        return Version("0.dev0" if wheel.distribution is None else wheel.distribution.version)
+    except InvalidVersion:
+        return Version("0.dev0")
+
+
+def _promise_line(report: WheelReport, minimum: Minimum) -> str:
+    versions = ", ".join(dict.fromkeys(version for version, _ in minimum.because))
+    because = f" ({versions})" if versions else ""
+    needs = f"needs {minimum.platform}{because}"
+    if report.distribution is None:
+        return needs
+    platforms = dict.fromkeys(tag.rpartition("-")[2] for tag in report.distribution.tags)
+    return f"tagged {', '.join(platforms)}; {needs}: {report.promise.value}"
+
+
+def _row(report: HostReport) -> tuple[str, str, str, str]:
+    reasons = [each for each in report.findings if each.severity is not Severity.NOTE]
+    reason = reasons[0] if reasons else report.refusal
+    because = "" if reason is None else f"{reason.file}: {reason.message}".removeprefix(": ")
+    return report.host, "yes" if report.is_installed else "no", _verdict(report), because
+
+
+def _verdict(report: HostReport) -> str:
+    """``loads without`` goes on with what it lacks."""
+    features = dict.fromkeys(
+        each.feature for each in report.findings if each.severity is Severity.LIMIT if each.feature
+    )
+    lacking = (
+        f" {format_few(list(features), _SHOWN_FILES)}"
+        if report.verdict is Verdict.LOADS_WITHOUT
+        else ""
+    )
+    return f"{report.verdict.value}{lacking}"
+
+
+def _host_lines(report: HostReport) -> Iterator[str]:
+    installs = "installs" if report.is_installed else "does not install"
+    yield f"  on {report.host}: {installs}, {_verdict(report)}"
+    if report.refusal is not None:
+        yield f"    {report.refusal.message}"
+        yield f"      fix: {report.refusal.fix}"
+    grouped: dict[Finding, list[str]] = {}
+    for finding in report.findings:
+        grouped_finding = Finding(
+            code=finding.code,
+            severity=finding.severity,
+            message=finding.message,
+            fix=finding.fix,
+        )
+        grouped.setdefault(grouped_finding, []).append(finding.file)
+    for grouped_finding, files in grouped.items():
+        yield f"    {grouped_finding.severity.value}: {_files(files)}{grouped_finding.message}"
+        if grouped_finding.fix:
+            yield f"      fix: {grouped_finding.fix}"
+
+
+def _files(files: Sequence[str]) -> str:
+    named = [each for each in files if each]
+    return f"{format_few(named, _SHOWN_FILES)}: " if named else ""
+
+
+def is_usable(reports: Sequence[WheelReport]) -> bool:
+    """Whether each host takes one of these files, all of one project, and loads it."""
+    return all(
+        any(map(is_usable_on, on_host))
+        for on_host in zip(*(report.hosts for report in reports), strict=True)
+    )
+
+
+def is_usable_on(report: HostReport) -> bool:
+    """Whether the host takes a wheel and loads it."""
+    return report.is_installed and report.verdict is not Verdict.WILL_NOT_LOAD

@@ -1,19 +1,25 @@
-"""The hosts that ``potluck wheel`` commands name, and the Python on them."""
+"""The hosts that ``potluck wheel`` commands name, the Python on them, and the cluster's hosts."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.errors import HostError, UsageError
+from potluck.portability.hosts.host import Host
 
 if TYPE_CHECKING:
-    from potluck.portability.hosts.host import Host, HostPython
+    from potluck.cluster.agent.hosts import HostAnswer
+    from potluck.cluster.agent.state import StateDirectory
+    from potluck.portability.hosts.host import HostPython
+
 
 HostOption = Annotated[
     list[str] | None,
@@ -37,6 +43,57 @@ PythonOption = Annotated[
 ]
 
 _PYTHON = re.compile(r"(3)\.(\d{1,2})(t?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilentNode:
+    """A node that did not describe its host, and why."""
+
+    node_id: str
+    problem: str
+
+
+def gather_hosts(state: StateDirectory) -> tuple[list[Host], list[SilentNode]]:
+    """What every node of the cluster is, by their names, and those of which that is not known.
+
+    Nodes of one name, as agents on one machine are, have their node id in it. Blocking. Raises
+    ``UsageError`` where no agent runs.
+    """
+    import msgspec
+
+    from potluck.cluster.agent.asking import ask
+    from potluck.cluster.agent.hosts import HostAnswer
+
+    hosts: dict[str, Host] = {}
+    silent: list[SilentNode] = []
+    for document in ask(state.control_socket, "hosts", {}):
+        if "event" in document:
+            answer = msgspec.convert(document["event"], HostAnswer)
+            try:
+                hosts[answer.node_id] = _host(answer)
+            except HostError as error:
+                silent.append(SilentNode(node_id=answer.node_id, problem=error.message))
+    named = Counter(host.name for host in hosts.values())
+    distinct = [
+        host if named[host.name] == 1 else replace(host, name=f"{host.name} ({node_id})")
+        for node_id, host in hosts.items()
+    ]
+    distinct.sort(key=lambda each: each.name)
+    silent.sort(key=lambda each: each.node_id)
+    return distinct, silent
+
+
+def _host(answer: HostAnswer) -> Host:
+    """Raises ``HostError`` if there is none, for whatever reason."""
+    from potluck.portability.hosts.document import read_host
+
+    if answer.problem:
+        raise HostError(answer.problem)
+    try:
+        document = json.loads(answer.description)
+    except (ValueError, RecursionError) as error:
+        raise HostError("its answer is not JSON") from error
+    return read_host(document)
 
 
 def chosen_python(text: str) -> HostPython:

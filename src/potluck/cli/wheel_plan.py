@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.cluster_hosts import SilentNode, gather_hosts
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
+    SilentNode,
     chosen_python,
+    gather_hosts,
     named_host,
     this_host,
     with_python,
@@ -83,7 +84,7 @@ def plan(
     or costs something, the newest versions per host. Nothing is installed. Exit code 1 if no
     versions work on a host, and with --cluster also if a node does not respond.
     """
-    from potluck.portability.planning.wants import read_requirements_file
+    from potluck.portability.planning.target import read_requirements_file
 
     if host and cluster:
         raise UsageError(
@@ -129,11 +130,11 @@ def plan_for(
     Raises ``UsageError``, ``WheelDownloadError``.
     """
     from potluck.cli.wheel_plan_output import plan_document, plan_lines
-    from potluck.portability.checks.needs_cache import default_needs_folder
+    from potluck.portability.checks.needs import default_needs_folder
     from potluck.portability.hosts.installed import running_python
-    from potluck.portability.planning.constraints import constraints_files, write_constraints
     from potluck.portability.planning.index import WithLocalWheels
     from potluck.portability.planning.pip_index import PipIndex
+    from potluck.portability.planning.plan import constraints_files, write_constraints
     from potluck.portability.planning.planner import Planner
     from potluck.portability.wheels.named_wheels import default_wheels_folder
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import potluck
-from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.tables import table
 from potluck.cli.wheel_document import CheckedHost
+from potluck.cli.wheel_hosts import SilentNode
 from potluck.portability.planning.index import parse_filename
 from potluck.portability.planning.judge import LostFeature
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem

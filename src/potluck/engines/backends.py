@@ -15,8 +15,7 @@ from potluck.engines.opening import module_named
 from potluck.engines.tinygrad.environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad.environment import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError, UnsupportedModelError
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
-from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.backend import ALL_FEATURES, BackendAbilities, BackendSpec, DeviceKind
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, UnitAddress
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.quantities import format_bytes
-from potluck.types.abilities import BackendAbilities
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.backend import BackendAbilities
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.quantization import AUTOMATIC
 from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS

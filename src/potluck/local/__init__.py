@@ -4,8 +4,7 @@ from potluck.loading import StagePlan
 from potluck.loading.prepare import LoadPlan
 from potluck.local.generation import Generation, GenerationResult, Piece, Timings
 from potluck.local.model import LoadProgress, Model, SamplingOptions
-from potluck.local.scoring import Scores, TokenScore
-from potluck.local.vectors import DocumentScore, Embeddings
+from potluck.local.scoring import DocumentScore, Embeddings, Scores, TokenScore
 
 __all__ = [
     "DocumentScore",

@@ -29,13 +29,17 @@ from potluck.loading import PackedCache, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import LoadPlan
 from potluck.local.drafts import DraftingThread
-from potluck.local.generation import Generation
-from potluck.local.loading import load_stages, plan_load
+from potluck.local.generation import ChatOutput, Generation, output_format, tool_use
+from potluck.local.loading import find_unit, load_stages, plan_load
 from potluck.local.pipeline import LocalPipeline
-from potluck.local.scoring import Scores, score_tokens
-from potluck.local.tool_calls import ChatOutput, output_format, tool_use
-from potluck.local.units import find_unit
-from potluck.local.vectors import DocumentScore, Embeddings, embed_tokens, rank_documents
+from potluck.local.scoring import (
+    DocumentScore,
+    Embeddings,
+    Scores,
+    embed_tokens,
+    rank_documents,
+    score_tokens,
+)
 from potluck.models.states import num_states_of
 from potluck.probe.machine.cores import own_usable_cores, threads_problem
 from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES

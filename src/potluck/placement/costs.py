@@ -1,16 +1,76 @@
-"""The costs that placement uses: the parts of a model on the units offered."""
+"""The costs that placement uses: the parts of a model on the units offered.
+
+``Counting`` is how costs are counted, independently of files and engines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from potluck.placement.counting import Counting
+from potluck.errors import EngineError, UnsupportedModelError
+from potluck.loading.sizes import on_unit, stronger_quantizations
+from potluck.placement.divided_work import DividedWork
+from potluck.placement.keeping import Holding, released
+from potluck.placement.offering import Offered, offers, reason_against
+from potluck.placement.work import ModelWork
+from potluck.types.arithmetic import Arithmetic
+from potluck.types.backend import BackendAbilities
+from potluck.types.choices import Quantization
 from potluck.types.groups import GroupPart
-from potluck.types.placement import ModelCost
+from potluck.types.node import NodeReport, UnitReport
+from potluck.types.placement import ModelCost, UnitOffer
 from potluck.types.program import Shard
-from potluck.types.stage import StageSize
+from potluck.types.stage import StagePlan, StageSize
+
+CountStage = Callable[[Shard, StageSize], StagePlan]
+"""Counts the memory of a stage on a unit of the size's backend, exactly as its worker will.
+
+Raises the ``EngineError``, ``ModelFileError`` or ``UnsupportedModelError`` of a stage that the
+backend cannot run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """One model, counted for units of every backend.
+
+    ``can_cut_before`` is that of the model's configuration. ``check_backend`` raises
+    ``UnsupportedModelError`` for a backend that cannot compute the model with its quantization, and
+    ``EngineError`` for a backend that this node cannot count; so does ``abilities``, which returns
+    the abilities of a backend. ``work`` returns what the parts of the model read and compute on
+    units of a size's backend, and ``divided`` what the members of a group with given shares
+    compute; None if no group can hold the model.
+    """
+
+    num_layers: int
+    can_cut_before: Callable[[int], bool]
+    stage: CountStage
+    work: Callable[[StageSize], ModelWork]
+    check_backend: Callable[[str, Quantization], None]
+    abilities: Callable[[str], BackendAbilities]
+    divided: Callable[[StageSize, tuple[int, ...]], DividedWork] | None = None
+
+
+def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
+    """Return the shapes that a plan may need: in every quantization and arithmetic.
+
+    There are none for backends that this node cannot count or that cannot compute the model.
+
+    Nodes store their measurements of the model under these shapes.
+    """
+    shapes: set[str] = set()
+    for backend in backends:
+        for each in (size, *stronger_quantizations(size)):
+            try:
+                counting.check_backend(backend, each.quantization)
+                work = counting.work(replace(each, backend=backend))
+            except (EngineError, UnsupportedModelError):
+                continue
+            has_several = counting.abilities(backend).has_arithmetics
+            arithmetics = Arithmetic if has_several else (Arithmetic.EXACT,)
+            shapes.update(work.shape(arithmetic) for arithmetic in arithmetics)
+    return tuple(sorted(shapes))
 
 
 def model_cost(counting: Counting, size: StageSize) -> ModelCost:
@@ -204,3 +264,88 @@ class _Cost:
     scratch: int
     process: int
     total: int
+
+
+Sort = tuple[str, bool]
+"""The properties of a unit that affect counting: its backend, and whether it uses host memory."""
+
+
+def sort_of(unit: UnitReport) -> Sort:
+    """Return the sort of a unit."""
+    return unit.backend, unit.is_shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedOffers:
+    """What units offer, and what every part of a model takes on them.
+
+    ``costs`` and ``sizes`` are keyed by sort of unit; ``mixed`` is one cost for all sorts, in the
+    order of ``costs``.
+    """
+
+    offered: Offered
+    costs: Mapping[Sort, ModelCost]
+    sizes: Mapping[Sort, StageSize]
+    mixed: MixedCost
+
+    def credited(self, sorts: Mapping[tuple[str, str], Sort]) -> tuple[UnitOffer, ...]:
+        """Return fair offers for the mixed cost, with the credit of each unit."""
+        spared = dict(zip(self.costs, self.mixed.spared_bytes, strict=False))
+        return tuple(
+            replace(offer, spared_bytes=spared[sorts[offer.node_id, offer.unit_id]])
+            for offer in self.offered.offers
+        )
+
+
+def count_offers(
+    counting: Counting,
+    reports: Sequence[NodeReport],
+    able: Sequence[NodeReport],
+    size: StageSize,
+    *,
+    with_reserve: bool,
+    released_stages: Sequence[Holding] = (),
+) -> CountedOffers:
+    """Return what the units of ``able`` offer once ``released_stages`` are released.
+
+    ``reports`` are those of all nodes, as for ``offers``. Raises the same errors as ``CountStage``.
+    """
+
+    def without(nodes: Sequence[NodeReport]) -> list[NodeReport]:
+        return [
+            released(
+                report, [each.stage for each in released_stages if each.node_id == report.node_id]
+            )
+            for report in nodes
+        ]
+
+    sizes: dict[Sort, StageSize] = {}
+    for unit in usable_units(able, with_reserve=with_reserve):
+        own = on_unit(size, unit, counting.abilities(unit.backend))
+        if sizes.setdefault(sort_of(unit), own).num_threads < own.num_threads:
+            sizes[sort_of(unit)] = own
+    offered = offers(
+        without(reports),
+        without(able),
+        with_reserve=with_reserve,
+        host_bytes={
+            each.backend: most_host_bytes(counting, each)
+            for each in sizes.values()
+            if each.is_on_device
+        },
+    )
+    costs = {sort: model_cost(counting, each) for sort, each in sizes.items()}
+    # If nothing is offered, the error should still state the memory requirement of the model.
+    mixed = mixed_cost(list(costs.values()) or [model_cost(counting, size)])
+    return CountedOffers(offered=offered, costs=costs, sizes=sizes, mixed=mixed)
+
+
+def usable_units(able: Sequence[NodeReport], *, with_reserve: bool) -> list[UnitReport]:
+    """Return the units that may be offered."""
+    return [
+        unit
+        for report in able
+        if not report.is_draining
+        for unit in report.units
+        if reason_against(unit, with_reserve=with_reserve) is None
+    ]

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from potluck.errors import PotluckError
-from potluck.placement.candidates import Candidate
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.group_search import MOST_MEMBERS, GroupSearch
 from potluck.placement.grouping import GroupedRequest, arranged, has_room, predicted, with_groups
 from potluck.placement.links import LinkTable
 from potluck.placement.path import PathProblem
 from potluck.placement.place import only_units, place, place_in_groups, problem_of
-from potluck.placement.request import PlaceRequest
 from potluck.placement.side_by_side import Pipeline, side_by_side
-from potluck.placement.solver.budget import DEFAULT_ELEMENTS
+from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.unit_addition import UnitAddition, best_additions
 from potluck.quantities import format_bytes, format_percent, format_seconds
 from potluck.types.choices import Objective

@@ -16,11 +16,10 @@ from itertools import zip_longest
 
 import numpy as np
 
-from potluck.placement.candidates import Candidate
-from potluck.placement.exchanging import EXCHANGE_SECONDS, PEER_SECONDS
+from potluck.placement.candidates import Candidate, PlaceRequest
+from potluck.placement.group_times import EXCHANGE_SECONDS, PEER_SECONDS
 from potluck.placement.grouping import Group, can_join
 from potluck.placement.path import Floats, PathProblem
-from potluck.placement.request import PlaceRequest
 from potluck.placement.times import UnitTimes
 from potluck.types.choices import Objective
 from potluck.types.placement import ModelCost

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.placement.candidates import Candidate
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import Cut, bytes_of, cut_of, shard_of
-from potluck.placement.exchanging import group_links
-from potluck.placement.group_times import GroupTimes
+from potluck.placement.group_times import GroupTimes, group_links
+from potluck.placement.offering import Pool, fair_shares
 from potluck.placement.prediction import predict
-from potluck.placement.request import PlaceRequest
-from potluck.placement.sharing import Pool, fair_shares
 from potluck.placement.times import UnitTimes
 from potluck.types.groups import GroupPart, group_ranges
 from potluck.types.placement import ModelCost, PlacedStage, Prediction

@@ -18,16 +18,16 @@ from potluck.errors import (
     UnsupportedModelError,
 )
 from potluck.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
-from potluck.placement.candidates import Candidate, DividedCost, speed_of
-from potluck.placement.costs import member_cost
-from potluck.placement.counted_offers import (
+from potluck.placement.candidates import Candidate, Divide, DividedCost, PlaceRequest, speed_of
+from potluck.placement.costs import (
     CountedOffers,
+    Counting,
     Sort,
     count_offers,
+    member_cost,
     sort_of,
     usable_units,
 )
-from potluck.placement.counting import Counting
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
@@ -36,7 +36,6 @@ from potluck.placement.offering import reason_against
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
-from potluck.placement.request import Divide, PlaceRequest
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.times import UnitTimes
 from potluck.types.choices import Objective, Quantization

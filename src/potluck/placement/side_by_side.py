@@ -12,13 +12,13 @@ from functools import cache
 
 import numpy as np
 
+from potluck.placement.candidates import PlaceRequest
 from potluck.placement.grouping import prediction_of
+from potluck.placement.offering import Pool, fair_shares
 from potluck.placement.path import PathProblem, ThroughputPath
 from potluck.placement.place import only_units, placed_stages, problem_of, problems_of
-from potluck.placement.request import PlaceRequest
-from potluck.placement.sharing import Pool, fair_shares
 from potluck.placement.solver import promising_units, replicate, total_rate
-from potluck.placement.solver.budget import DEFAULT_ELEMENTS
+from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.within_pools import fits, with_usable
 from potluck.types.choices import Objective
 from potluck.types.placement import PlacedStage, Plan, Prediction

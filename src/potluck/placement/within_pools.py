@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from potluck.placement.cuts import Cut
+from potluck.placement.offering import Pool, fair_shares
 from potluck.placement.path import PathProblem
-from potluck.placement.sharing import Pool, fair_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Events in a cluster, as observed by one node."""
+"""What one node observes: events in the cluster, and statistics of deployed models."""
 
 from __future__ import annotations
 
@@ -53,3 +53,27 @@ class ClusterEvent:
     event_id: int
     time: float
     what: EventContent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSample:
+    """Statistics of one deployed model within one interval; None if nothing was measured.
+
+    ``tokens_per_second`` counts the tokens of all sequences. ``first_token_seconds`` is the mean
+    time from arrival at the coordinator to the first token, over the sequences that got it in this
+    interval. ``cache_hit_share`` is the fraction of admitted sequences whose prompt was partly in
+    the prefix cache, ``draft_acceptance`` the fraction of drafted tokens that were right, and
+    ``cache_used_share`` the fraction of cache blocks held by sequences. For each stage,
+    ``stage_seconds`` is the mean time of its steps, and ``stage_busy`` the fraction of the interval
+    in which it was computing.
+    """
+
+    tokens_per_second: float | None = None
+    first_token_seconds: float | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    cache_hit_share: float | None = None
+    cache_used_share: float | None = None
+    draft_acceptance: float | None = None
+    stage_seconds: tuple[float | None, ...] = ()
+    stage_busy: tuple[float | None, ...] = ()

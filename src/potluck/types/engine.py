@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
+    from potluck.types.backend import BackendAbilities
     from potluck.types.program import Program
     from potluck.types.step import SampledToken, SequenceId, Step
     from potluck.types.tensor import TensorInfo, TensorSink

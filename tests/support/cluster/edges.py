@@ -12,8 +12,7 @@ from functools import cache
 
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.frames import Hello, Scope
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.authority import Authority, derive_authority, issue_credentials
 from potluck.cluster.trust.credentials import Credentials

@@ -22,8 +22,8 @@ from potluck.cluster.transfer.messages import (
     Progress,
     TransferSettings,
 )
-from potluck.cluster.transfer.origins import Routes
 from potluck.cluster.transfer.process import TransferService, start_thread
+from potluck.cluster.transfer.shared_file import Routes
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
     CHUNK_BYTES,

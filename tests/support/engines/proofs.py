@@ -16,7 +16,7 @@ from pathlib import Path
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
-from potluck.types.abilities import features_of
+from potluck.types.backend import features_of
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
 

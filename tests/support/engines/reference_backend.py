@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from support.reference.engine import ReferenceEngine
 
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
-from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.backend import ALL_FEATURES, BackendAbilities, BackendSpec, DeviceKind
 from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.tensor import TensorFormat
 

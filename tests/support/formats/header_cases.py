@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from support.formats.header_mutations import Kind
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.formats import gguf_header, safetensors_header
+from potluck.formats import gguf, safetensors
 from potluck.formats.gguf_metadata import MetadataArray
 from potluck.formats.source import FileTensorSource
 from potluck.models.registry import config_from_gguf
@@ -84,17 +84,17 @@ def run_case(kind: Kind, content: bytes) -> Outcome:
 
 
 def _open_safetensors(file: MemoryFile) -> FileTensorSource:
-    return FileTensorSource(safetensors_header.read_header(file), ())
+    return FileTensorSource(safetensors.read_header(file), ())
 
 
-def _open_gguf(file: MemoryFile) -> tuple[gguf_header.GgufHeader, FileTensorSource]:
-    header = gguf_header.read_header(file)
+def _open_gguf(file: MemoryFile) -> tuple[gguf.GgufHeader, FileTensorSource]:
+    header = gguf.read_header(file)
     return header, FileTensorSource(header.tensors, ())
 
 
 HEADER_READERS: Mapping[Kind, Callable[[MemoryFile], object]] = {
     Kind.SAFETENSORS: _open_safetensors,
-    Kind.INDEX: safetensors_header.read_weight_map,
+    Kind.INDEX: safetensors.read_weight_map,
     Kind.GGUF: _open_gguf,
 }
 """What is done when a model is opened; what is returned is what is then held."""
@@ -105,7 +105,7 @@ def _use_safetensors(file: MemoryFile) -> None:
 
 
 def _use_index(file: MemoryFile) -> None:
-    safetensors_header.read_weight_map(file)
+    safetensors.read_weight_map(file)
 
 
 def _use_gguf(file: MemoryFile) -> None:

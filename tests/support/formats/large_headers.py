@@ -9,9 +9,9 @@ from support.formats import gguf_bytes as gb
 from support.formats.header_mutations import Kind
 from support.formats.safetensors_bytes import safetensors_bytes
 
-from potluck.formats.gguf_header import MAX_TENSORS as MAX_PART_TENSORS
+from potluck.formats.gguf import MAX_HEADER_TENSORS
 from potluck.formats.gguf_metadata import MAX_METADATA_ENTRIES, MAX_STRINGS
-from potluck.formats.safetensors_header import MAX_FILES, MAX_HEADER_BYTES
+from potluck.formats.safetensors import MAX_FILES, MAX_HEADER_BYTES
 from potluck.formats.source import MAX_NAME_BYTES, MAX_TENSORS
 
 
@@ -59,7 +59,7 @@ def _index(share: float) -> bytes:
 
 def _gguf_tensors(share: float) -> bytes:
     number = struct.pack("<d", 0.1)
-    num_tensors = int(share * MAX_PART_TENSORS)
+    num_tensors = int(share * MAX_HEADER_TENSORS)
     return gb.Gguf(
         entries=[gb.entry(f"{n:05}", 12, number) for n in range(int(share * MAX_METADATA_ENTRIES))],
         tensors=[

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from potluck.probe.doctor.case import Case, Finding, LocalNetwork, Port, User
-from potluck.probe.doctor.distribution import Distribution
+from potluck.probe.doctor.case import Case, Distribution, Finding, LocalNetwork, Port, User
 from potluck.probe.doctor.examine import examine
 from potluck.probe.machine.system import Access, System
 from potluck.types.backend import BackendSpec, DeviceKind

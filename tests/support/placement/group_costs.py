@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
+from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:

@@ -9,12 +9,10 @@ from functools import cache
 from support.placement.group_costs import cost_with_groups
 from support.placement.units import candidate, llama_config, profile_of
 
-from potluck.placement.candidates import Candidate
-from potluck.placement.costs import member_cost, model_cost
-from potluck.placement.counting import Counting
+from potluck.placement.candidates import Candidate, PlaceRequest
+from potluck.placement.costs import Counting, member_cost, model_cost
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.model_counting import counting_of
-from potluck.placement.request import PlaceRequest
 from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId
 from potluck.types.model import ModelConfig

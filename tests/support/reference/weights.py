@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.engines.dequantize import dequantize
-from potluck.engines.sink_checks import check_begin, check_rows, check_whole, weights_refused
+from potluck.engines.step_checks import check_begin, check_rows, check_whole, weights_refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

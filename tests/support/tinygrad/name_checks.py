@@ -39,7 +39,7 @@ from potluck.engines.tinygrad.adapter import (
     opencl,
 )
 from potluck.engines.tinygrad.environment import LIBRARIES
-from potluck.probe.doctor.loading import find_library
+from potluck.probe.doctor.look import find_library
 from potluck.probe.machine.system import System
 
 

@@ -12,7 +12,7 @@ from support.reference.engine import ReferenceEngine
 
 from potluck.engines.tinygrad.adapter import Ops, Tensor, TinyJit, UOp, dtypes
 from potluck.engines.tinygrad.attention import CacheTensors, append, attend, bound_last_block
-from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.compiled import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.engines.tinygrad.formats import DECODERS
 from potluck.engines.tinygrad.kernels import THREADS, distribution, for_units, narrowed

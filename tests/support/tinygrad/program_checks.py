@@ -19,9 +19,9 @@ from support.reference.sampling import sample, score
 from support.text.token_masks import mask_rows
 from tinygrad.helpers import GlobalCounters
 
-from potluck.engines.tinygrad import sizes
+from potluck.engines.tinygrad import pieces as sizes
 from potluck.engines.tinygrad.backend import COST
-from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.compiled import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
 from potluck.errors import EngineError, ParameterError, UnitFaultError
 from potluck.models.layers import with_attention, with_layers

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from potluck.cli.cluster_hosts import SilentNode, gather_hosts
+from potluck.cli.wheel_hosts import SilentNode, gather_hosts
 from potluck.cluster.agent import asking
 from potluck.cluster.agent.state import StateDirectory
 from potluck.portability.hosts.host import Host, HostGpu, HostLibrary

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cli.invitation import invitation, is_shown
+from potluck.cli.up import invitation, is_shown
 
 SECRET = "potluck-0123"
 FILE = Path("/state/secret")

@@ -16,9 +16,9 @@ from support.portability.wheel_bytes import write_wheel
 from support.schemas import validate_document
 
 from potluck.cli import wheel as command
-from potluck.cli.cluster_hosts import SilentNode
 from potluck.cli.wheel import check, check_on
-from potluck.cli.wheel_output import short_lines
+from potluck.cli.wheel_document import short_lines
+from potluck.cli.wheel_hosts import SilentNode
 from potluck.errors import UsageError, WheelFileError
 from potluck.portability.checks.report import HostReport, WheelReport
 from potluck.portability.finding import Finding, Severity

@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.portability.folder_index import PYTHON, a_host
 from support.schemas import validate_document
 
-from potluck.cli.cluster_hosts import SilentNode
+from potluck.cli.wheel_hosts import SilentNode
 from potluck.cli.wheel_plan_output import plan_document, plan_lines
 from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.judge import LostFeature

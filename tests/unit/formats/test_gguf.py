@@ -14,8 +14,7 @@ from support.formats import gguf_bytes as gb
 from support.models.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from potluck.formats.gguf import open_gguf
-from potluck.formats.gguf_header import MAX_TENSORS
+from potluck.formats.gguf import MAX_HEADER_TENSORS, open_gguf
 from potluck.formats.gguf_metadata import MetadataArray
 from potluck.types.tensor import TensorFormat, TensorInfo
 
@@ -139,7 +138,7 @@ def test_other_types_are_named_when_needed(tmp_path: Path) -> None:
     [
         (gb.Gguf(magic=b"GGML"), "not a GGUF file"),
         (gb.Gguf(num_tensors=2**60), "tensors"),
-        (gb.Gguf(num_tensors=MAX_TENSORS), "the list of tensors"),
+        (gb.Gguf(num_tensors=MAX_HEADER_TENSORS), "the list of tensors"),
         (gb.Gguf(num_tensors=1), "truncated"),
         (
             gb.Gguf(tensors=[gb.Tensor(), gb.Tensor(offset=32)], data=bytes(48)),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gguf.constants import GGML_QUANT_SIZES
 
-from potluck.formats.gguf_header import GGML_TYPES
+from potluck.formats.gguf import GGML_TYPES
 from potluck.types.tensor import TensorFormat
 
 

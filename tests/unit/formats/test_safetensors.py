@@ -14,10 +14,14 @@ from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.models.tensor_sources import read_in_pieces, read_whole
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from potluck.formats import safetensors_header
+from potluck.formats import safetensors as safetensors_header
 from potluck.formats import source as source_module
-from potluck.formats.safetensors import open_safetensors
-from potluck.formats.safetensors_header import MAX_FILES, MAX_HEADER_BYTES, MAX_METADATA_ENTRIES
+from potluck.formats.safetensors import (
+    MAX_FILES,
+    MAX_HEADER_BYTES,
+    MAX_METADATA_ENTRIES,
+    open_safetensors,
+)
 from potluck.formats.source import MAX_TENSORS
 from potluck.types.tensor import TensorFormat, TensorInfo
 

@@ -10,8 +10,8 @@ from support.engines import reference_backend
 from potluck.catalog import describe_model, read_profile
 from potluck.errors import EngineError, ParameterError, UnsupportedModelError
 from potluck.loading import StagePlan, StageSize, plan_stage
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
 from potluck.types.arithmetic import Arithmetic
+from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Quantization
 from potluck.types.engine import EngineCost
 from potluck.types.program import Program, Shard

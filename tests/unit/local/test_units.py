@@ -12,8 +12,8 @@ from support.machines import hardware
 from potluck.engines.backends import BACKENDS, native_unit
 from potluck.engines.native.engine import available_isas
 from potluck.errors import ParameterError, UsageError
-from potluck.local import Model, units
-from potluck.local.units import find_unit
+from potluck.local import Model, loading
+from potluck.local.loading import find_unit
 from potluck.probe.probe import ProbeOptions
 from potluck.types.hardware import DetectorReport, Device, ProbeReport, Trial
 from potluck.types.unit import NATIVE, Interface
@@ -36,7 +36,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Probed:
             requests.append(options)
             return hardware.report(DetectorReport(detector="pci", devices=devices), trials=trials)
 
-        monkeypatch.setattr(units, "probe_node", probe_node)
+        monkeypatch.setattr(loading, "probe_node", probe_node)
         return requests
 
     return of
@@ -129,7 +129,7 @@ def test_software_is_used_only_if_it_is_allowed(probed: Probed) -> None:
 def test_a_model_computes_on_the_unit_that_was_found(
     probed: Probed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "BACKENDS", (*BACKENDS, reference_backend.SPEC))
+    monkeypatch.setattr(loading, "BACKENDS", (*BACKENDS, reference_backend.SPEC))
     probed((), (Trial(device_id="cpu", backend="reference", works=True),))
 
     def text(backend: str | None) -> str:

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 from support.placement.units import candidate, llama_config, work_of
 
-from potluck.placement.candidates import Candidate
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.explain import ADDED_NODE, explain, unused_units
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import Link, LinkTable
+from potluck.placement.offering import Pool
 from potluck.placement.place import place
-from potluck.placement.request import PlaceRequest
-from potluck.placement.sharing import Pool
 from potluck.quantities import format_bytes
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId

@@ -15,7 +15,7 @@ from potluck.placement.filling import fill_by_speed
 from potluck.placement.keeping import Gap
 from potluck.placement.links import LinkTable
 from potluck.placement.path import PathProblem
-from potluck.placement.problem import path_problem
+from potluck.placement.place import path_problem
 from potluck.types.cluster import NodeId
 from potluck.types.placement import PlacedStage, UnitOffer
 

@@ -9,12 +9,12 @@ from support.placement.grouping import FAST, LARGE, WIRED, WIRELESS, group_reque
 from support.placement.units import candidate, work_of
 
 from potluck.errors import InsufficientMemoryError, ParameterError
+from potluck.placement.candidates import PlaceRequest
 from potluck.placement.explain import explain
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import LinkTable
+from potluck.placement.offering import Pool
 from potluck.placement.place import place
-from potluck.placement.request import PlaceRequest
-from potluck.placement.sharing import Pool
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.groups import GroupPart, LayoutStage

@@ -18,13 +18,12 @@ from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedMode
 from potluck.loading import StageSize
 from potluck.loading.plan import plan_worker
 from potluck.loading.sizes import on_unit
-from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes
-from potluck.placement.counting import shapes_of
+from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, shapes_of
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
 from potluck.placement.survey import ClusterSurvey
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
+from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.engine import EngineCost

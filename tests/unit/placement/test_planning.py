@@ -18,8 +18,7 @@ from potluck.loading import StagePlan, StageSize
 from potluck.loading.plan import plan_worker
 from potluck.placement.costs import model_cost
 from potluck.placement.model_counting import counting_of
-from potluck.placement.planned import PlannedModel, PlannedStage
-from potluck.placement.planning import plan_record
+from potluck.placement.planned import PlannedModel, PlannedStage, plan_record
 from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization

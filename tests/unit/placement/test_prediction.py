@@ -9,8 +9,8 @@ from support.placement.units import candidate, llama_config, work_of
 
 from potluck.placement.cuts import Cut
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
+from potluck.placement.place import path_problem, path_problems
 from potluck.placement.prediction import MARGINS, predict
-from potluck.placement.problem import path_problem, path_problems
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, Prediction, Preferences
 

@@ -19,8 +19,7 @@ from potluck.loading import program_to_count
 from potluck.models.layers import with_attention
 from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
-from potluck.placement.costs import model_cost
-from potluck.placement.counting import Counting
+from potluck.placement.costs import Counting, model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.survey import ClusterSurvey

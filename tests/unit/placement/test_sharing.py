@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.placement.sharing import Pool, fair_shares
+from potluck.placement.offering import Pool, fair_shares
 
 
 def pool(left_bytes: int, *members: int) -> Pool:

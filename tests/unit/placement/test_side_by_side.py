@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from support.placement.units import candidate, llama_config, work_of
 
-from potluck.placement.candidates import Candidate
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import Cut
 from potluck.placement.explain import explain
 from potluck.placement.links import Link, LinkTable
+from potluck.placement.offering import Pool
 from potluck.placement.path import Path, ThroughputPath
 from potluck.placement.place import place
-from potluck.placement.request import PlaceRequest
-from potluck.placement.sharing import Pool
 from potluck.placement.side_by_side import Pipeline, _pipeline, side_by_side
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId

@@ -17,11 +17,9 @@ from potluck.placement.solver import (
     shortest_path,
     total_rate,
 )
-from potluck.placement.solver.budget import Budget
-from potluck.placement.solver.labels import search, usage_of
-from potluck.placement.solver.orders import best_cut, insertions
-from potluck.placement.solver.relaxation import relax, through
-from potluck.placement.solver.table import make_table
+from potluck.placement.solver.labels import relax, search, through, usage_of
+from potluck.placement.solver.minimize import best_cut, insertions
+from potluck.placement.solver.table import Budget, make_table
 from potluck.placement.solver.throughput import step_sizes
 
 

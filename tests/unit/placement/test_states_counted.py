@@ -23,8 +23,7 @@ from support.placement.units import candidate, profile_of, rates, work_of
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import InsufficientMemoryError
 from potluck.models.states import slot_bytes
-from potluck.placement.costs import model_cost
-from potluck.placement.counting import Counting
+from potluck.placement.costs import Counting, model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placement
 from potluck.placement.survey import ClusterSurvey

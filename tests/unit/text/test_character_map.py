@@ -12,8 +12,7 @@ import pytest
 import sentencepiece
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_sentence_piece
 
-from potluck.text.character_map import CharacterMap, trim_spaces
-from potluck.text.sentence_piece import read_sentence_piece
+from potluck.text.sentence_piece import CharacterMap, read_sentence_piece, trim_spaces
 
 RULES = ("nmt_nfkc", "nfkc", "nfkc_cf")
 

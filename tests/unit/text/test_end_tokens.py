@@ -9,8 +9,7 @@ from support.models.text_models import byte_level_metadata, train_byte_level
 from tokenizers import pre_tokenizers as pre
 
 from potluck.catalog import describe_model, load_tokenizer
-from potluck.text.end_tokens import end_tokens
-from potluck.text.gguf import build_tokenizer
+from potluck.text.gguf import build_tokenizer, end_tokens
 from potluck.text.pieces import PieceType
 
 GPT2 = pre.ByteLevel(add_prefix_space=False)

@@ -13,8 +13,7 @@ import potluck
 from potluck.engines.backends import BACKENDS, abilities_of, cost_of
 from potluck.models.program import build_program
 from potluck.models.rope import empty_rope_tables
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities, features_of
-from potluck.types.backend import BackendSpec
+from potluck.types.backend import ALL_FEATURES, BackendAbilities, BackendSpec, features_of
 from potluck.types.program import Attention, Head, Linear, Op, Program, Shard
 from potluck.types.tensor import TensorFormat
 

@@ -10,7 +10,7 @@ import pytest
 from potluck.engines.backends import NATIVE_ABILITIES, TINYGRAD_ABILITIES
 from potluck.engines.dequantize import _DEQUANTIZERS
 from potluck.engines.tinygrad.layout import BLOCKS
-from potluck.formats.gguf_header import GGML_TYPES
+from potluck.formats.gguf import GGML_TYPES
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from potluck.cluster.acceptor.client_hello import (
+from potluck.cluster.acceptor.routes import (
     ClientHello,
     Incomplete,
     read_client_hello,

@@ -24,8 +24,8 @@ from potluck.cluster.calls import (
 )
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.edges.listener import OpenRoute
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.edges.routed import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.methods import REBALANCE, REMOVE, RETIRE
 from potluck.cluster.sequence_messages import Generate

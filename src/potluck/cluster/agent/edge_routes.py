@@ -7,7 +7,7 @@ import contextlib
 import secrets
 
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.routed import OpenRoute, RoutedConnections
+from potluck.cluster.edges.listener import OpenRoute, RoutedConnections
 from potluck.cluster.membership import Membership
 
 _NAME_BYTES = 8

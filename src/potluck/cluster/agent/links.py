@@ -30,11 +30,9 @@ from potluck.cluster.calls import (
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_both_ways
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.edges.hello import Hello
-from potluck.cluster.edges.listener import EdgeListener
+from potluck.cluster.edges.frames import Hello, Scope
+from potluck.cluster.edges.listener import EdgeListener, OpenRoute, listen_for_edges
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.edges.routed import OpenRoute, listen_for_edges
 from potluck.cluster.links.exchange import LIMITS, SIZES, Measured, follow, lead
 from potluck.cluster.links.figures import LinkFigures, Sample
 from potluck.cluster.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule

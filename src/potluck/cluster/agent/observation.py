@@ -23,11 +23,10 @@ from potluck.cluster.agent.service import Agent
 from potluck.cluster.background import Spawn
 from potluck.errors import OverloadedError
 from potluck.types.cluster import DeploymentId
-from potluck.types.cluster_events import ClusterEvent
+from potluck.types.cluster_events import ClusterEvent, ModelSample
 from potluck.types.console import Notice
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.gateway import ModelMetrics
-from potluck.types.samples import ModelSample
 
 _log = logging.getLogger(__name__)
 

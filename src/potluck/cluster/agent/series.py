@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from potluck.types.cluster_events import ModelSample
 from potluck.types.gateway import ModelMetrics, StageMetrics
-from potluck.types.samples import ModelSample
 
 KEPT_SECONDS = 3600
 MAX_MODELS = 8

@@ -38,7 +38,7 @@ from potluck.cluster.calls import (
     StageLost,
     StageScope,
 )
-from potluck.cluster.edges.routed import OpenRoute, RoutedConnections
+from potluck.cluster.edges.listener import OpenRoute, RoutedConnections
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import (
     EdgeRoute,

@@ -20,7 +20,7 @@ from potluck.cluster.agent.load_watch import LoadWatch
 from potluck.cluster.agent.worker_notes import WORKER_MODULE
 from potluck.cluster.child_process import start_child
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.routed import RoutedConnections
+from potluck.cluster.edges.listener import RoutedConnections
 from potluck.cluster.worker.messages import (
     LENGTH,
     Connect,

@@ -22,23 +22,23 @@ from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
 from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare_weights
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.routed import OpenRoute
+from potluck.cluster.edges.listener import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.worker.messages import Loaded, Progress
 from potluck.engines.backends import CostOf
-from potluck.placement.comparison import PlanComparison, compared
-from potluck.placement.counting import Counting
+from potluck.placement.costs import Counting
 from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
-from potluck.placement.planned import PlannedModel, as_mapped
-from potluck.placement.planning import (
+from potluck.placement.planned import (
+    PlannedModel,
+    as_mapped,
     limits_of,
     plan_record,
     preferences_of,
     size_of,
 )
-from potluck.placement.rebalancing import RebalancePolicy
+from potluck.placement.rebalancing import PlanComparison, RebalancePolicy, compared
 from potluck.scheduling.frame_limits import sequences_in_step
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.serving.pipeline import OnOutcome, StepOutcome

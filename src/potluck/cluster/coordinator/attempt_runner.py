@@ -19,8 +19,8 @@ from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.releasing import release_others
 from potluck.cluster.membership import Membership
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
-from potluck.placement.comparison import PlanComparison
 from potluck.placement.planned import PlannedModel
+from potluck.placement.rebalancing import PlanComparison
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord
 

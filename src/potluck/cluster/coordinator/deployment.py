@@ -41,9 +41,9 @@ from potluck.errors import (
     PotluckError,
 )
 from potluck.models.states import slot_bytes
-from potluck.placement.comparison import PlanComparison
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel
+from potluck.placement.rebalancing import PlanComparison
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (

@@ -11,9 +11,8 @@ from functools import partial
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_end
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.edges.hello import Hello
-from potluck.cluster.edges.routed import OpenRoute, listen_for_edges
+from potluck.cluster.edges.frames import Hello, Scope
+from potluck.cluster.edges.listener import OpenRoute, listen_for_edges
 from potluck.cluster.trust.credentials import Credentials
 from potluck.errors import EdgeError
 from potluck.scheduling.frame_limits import EdgeLimits

@@ -21,14 +21,18 @@ import msgspec
 from potluck.cluster.background import Spawn
 from potluck.cluster.coordinator.metrics import Paces, have_changed
 from potluck.errors import PotluckError
-from potluck.placement.comparison import (
+from potluck.placement.planned import PlannedModel
+from potluck.placement.rebalancing import (
+    Judgement,
+    MoveCost,
+    MoveHistory,
     PlanComparison,
+    RebalancePolicy,
     cost_of_move,
     is_in_force,
+    judge,
     report_of,
 )
-from potluck.placement.planned import PlannedModel
-from potluck.placement.rebalancing import Judgement, MoveCost, MoveHistory, RebalancePolicy, judge
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord, MoveOutcome, RebalanceReport

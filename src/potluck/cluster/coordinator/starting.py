@@ -13,7 +13,7 @@ from potluck.cluster.coordinator.excluded_units import StageStalledError, StageS
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.routed import OpenRoute
+from potluck.cluster.edges.listener import OpenRoute
 from potluck.cluster.membership import Membership
 from potluck.cluster.methods import CONNECT_STAGE, START_STAGE
 from potluck.cluster.trust.credentials import Credentials

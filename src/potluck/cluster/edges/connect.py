@@ -10,8 +10,15 @@ from collections.abc import Callable
 
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge, both_ends, check_counts
-from potluck.cluster.edges.frames import PREAMBLE_BYTES, Preamble, decode_preamble
-from potluck.cluster.edges.hello import HELLO_LIMITS, Hello, check_answer, encode_hello
+from potluck.cluster.edges.frames import (
+    HELLO_LIMITS,
+    PREAMBLE_BYTES,
+    Hello,
+    Preamble,
+    check_answer,
+    decode_preamble,
+    encode_hello,
+)
 from potluck.cluster.edges.options import set_edge_options
 from potluck.cluster.trust.credentials import Credentials, peer_node_id
 from potluck.cluster.trust.handshakes import describe

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from potluck.cluster.membership import messages
-from potluck.cluster.membership.keys import KeySpace, SessionId
-from potluck.cluster.membership.messages import End, Failure, Part
+from potluck.cluster.membership.messages import End, Failure, KeySpace, Part, SessionId
 from potluck.cluster.membership.session import ZenohSession
 from potluck.errors import CallError, NodeLostError, SilentNodeError
 from potluck.types.cluster import NodeId

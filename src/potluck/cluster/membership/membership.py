@@ -16,7 +16,7 @@ from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.client import CallClient
 from potluck.cluster.membership.config import MembershipConfig
 from potluck.cluster.membership.diagnosis import REMOVED, explain, hint_for
-from potluck.cluster.membership.keys import KeySpace, NodeSession, SessionId, parse_alive
+from potluck.cluster.membership.messages import KeySpace, NodeSession, SessionId, parse_alive
 from potluck.cluster.membership.namesakes import Namesakes
 from potluck.cluster.membership.roster import Change, Incompatible, Joined, Roster, SessionEnded
 from potluck.cluster.membership.server import CallServer, MethodTable

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from potluck.cluster.membership.client import CallClient
-from potluck.cluster.membership.keys import NodeSession, SessionId
+from potluck.cluster.membership.messages import NodeSession, SessionId
 from potluck.cluster.membership.server import MethodTable
 from potluck.errors import CallError, NodeIdInUseError
 from potluck.types.cluster import NodeId

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from potluck.cluster.membership.keys import NodeSession, SessionId
+from potluck.cluster.membership.messages import NodeSession, SessionId
 from potluck.types.cluster import NodeId
 
 

@@ -10,8 +10,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from potluck.cluster.membership import messages
-from potluck.cluster.membership.keys import SessionId
-from potluck.cluster.membership.messages import CallHeader, End, Failure, Part
+from potluck.cluster.membership.messages import CallHeader, End, Failure, Part, SessionId
 from potluck.cluster.membership.session import ZenohSession
 from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import NodeId

@@ -21,8 +21,8 @@ import zenoh
 from potluck.cluster.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.membership.address import Address
 from potluck.cluster.membership.config import MembershipConfig
-from potluck.cluster.membership.keys import SessionId
 from potluck.cluster.membership.listening import INNER, concrete, start_acceptor
+from potluck.cluster.membership.messages import SessionId
 from potluck.cluster.membership.outboxes import Outboxes
 from potluck.cluster.membership.sockets import LinkSockets, endpoint_of
 from potluck.cluster.membership.zenoh_config import zenoh_json

@@ -9,7 +9,7 @@ a running deployment. All of it is blocking code in threads; hashing, TLS and sy
 the interpreter's lock.
 
 The board consists of parts that share the lock of ``changes``. Their state is in ``jobs`` (what the
-agent said), ``readers`` (what is wanted), ``file_table`` (what is here), ``lane_queues`` and
-``assignments`` (who provides what); ``fetch_order`` decides what is requested next. Each kind of
-thread uses one interface of it: ``reading``, ``lane_work`` or ``serving``.
+agent said), ``demand`` (what is wanted), ``file_table`` (what is here) and ``assignments`` (who
+provides what); ``fetch_order`` decides what is requested next. Each kind of thread uses one
+interface of it: ``lane_work``, or one of the two in ``reading``.
 """

@@ -2,7 +2,7 @@
 
 Readers put chunks on the board (``reading``), lanes (one for each peer, a few for the hub) take
 them from there and deliver the bytes (``lane_work``), and sessions send peers what is here or wait
-for it (``serving``). Everything is guarded by one lock; hashing and disk access happen outside of
+for it (``reading``). Everything is guarded by one lock; hashing and disk access happen outside of
 it.
 """
 
@@ -11,18 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from potluck.cluster.transfer.assignments import Assignments
+from potluck.cluster.transfer.assignments import Assignments, LaneQueues
 from potluck.cluster.transfer.changes import Changes
+from potluck.cluster.transfer.demand import Readers
 from potluck.cluster.transfer.fetch_order import FetchOrder
 from potluck.cluster.transfer.file_table import FileTable
 from potluck.cluster.transfer.jobs import Jobs
-from potluck.cluster.transfer.lane_queues import LaneQueues
 from potluck.cluster.transfer.lane_work import LaneWork
 from potluck.cluster.transfer.messages import ProcessMessage
-from potluck.cluster.transfer.origins import Origin, Routes
-from potluck.cluster.transfer.readers import Readers
-from potluck.cluster.transfer.reading import Reading
-from potluck.cluster.transfer.serving import Serving
+from potluck.cluster.transfer.reading import Reading, Serving
+from potluck.cluster.transfer.shared_file import Origin, Routes
 from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 
 from potluck.cluster.transfer.assignments import Assignments
-from potluck.cluster.transfer.demand import Demand
+from potluck.cluster.transfer.demand import Demand, Reader, Readers
 from potluck.cluster.transfer.file_table import FileTable
 from potluck.cluster.transfer.jobs import Job, Jobs
-from potluck.cluster.transfer.readers import Reader, Readers
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.errors import StoreFullError
 from potluck.types.content import FileContent, ReadingOrder, limited

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from potluck.cluster.transfer.lane_work import LaneWork
-from potluck.cluster.transfer.origins import HUB
 from potluck.cluster.transfer.share import Share
-from potluck.cluster.transfer.shared_file import Item, SharedFile, WrongBytesError
+from potluck.cluster.transfer.shared_file import HUB, Item, SharedFile, WrongBytesError
 from potluck.errors import PotluckError
 from potluck.types.content import CHUNK_BYTES
 

@@ -7,11 +7,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from potluck.cluster.transfer.demand import Demand
+from potluck.cluster.transfer.demand import Demand, Reader
 from potluck.cluster.transfer.messages import Progress
-from potluck.cluster.transfer.origins import HUB, Origin, Routes
-from potluck.cluster.transfer.readers import Reader
-from potluck.cluster.transfer.shared_file import SharedFile
+from potluck.cluster.transfer.shared_file import HUB, Origin, Routes, SharedFile
 from potluck.types.cluster import NodeId
 from potluck.types.content import FileContent
 

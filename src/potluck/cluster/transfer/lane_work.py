@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from potluck.cluster.transfer.assignments import Assignments
+from potluck.cluster.transfer.assignments import Assignments, LaneQueues
 from potluck.cluster.transfer.changes import Changes
+from potluck.cluster.transfer.demand import Readers
 from potluck.cluster.transfer.fetch_order import FetchOrder
 from potluck.cluster.transfer.jobs import Jobs
-from potluck.cluster.transfer.lane_queues import LaneQueues
-from potluck.cluster.transfer.origins import HUB, Origin
-from potluck.cluster.transfer.readers import Readers
-from potluck.cluster.transfer.shared_file import Item, SharedFile, WrongBytesError, sha256_of
+from potluck.cluster.transfer.shared_file import (
+    HUB,
+    Item,
+    Origin,
+    SharedFile,
+    WrongBytesError,
+    sha256_of,
+)
 from potluck.cluster.transfer.window import Relay
 from potluck.errors import DamagedChunkError, StoreFullError
 from potluck.types.cluster import NodeId

@@ -22,7 +22,7 @@ from potluck.cluster.transfer.peer_frames import (
     encode_lack,
     encode_wait,
 )
-from potluck.cluster.transfer.serving import Serving, UnknownChunkError
+from potluck.cluster.transfer.reading import Serving, UnknownChunkError
 from potluck.cluster.transfer.share import Share
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.cluster.trust.handshakes import describe

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from potluck.cluster.transfer.board import Board
 from potluck.cluster.transfer.channel import Channel, ChannelClosedError
+from potluck.cluster.transfer.demand import Reader
 from potluck.cluster.transfer.hub_lane import HubLane, WholeStreams
 from potluck.cluster.transfer.messages import (
     AddDigests,
@@ -59,14 +60,11 @@ from potluck.cluster.transfer.messages import (
     Waiting,
     Want,
 )
-from potluck.cluster.transfer.origins import Origin, Routes
-from potluck.cluster.transfer.peer_connect import DialBacks, PeerFailedError, connect_to_peer
 from potluck.cluster.transfer.peer_frames import HELLO, OFFER, is_offer
-from potluck.cluster.transfer.peer_lane import PeerLane
+from potluck.cluster.transfer.peer_lane import DialBacks, PeerFailedError, PeerLane, connect_to_peer
 from potluck.cluster.transfer.peer_session import PeerSession
-from potluck.cluster.transfer.readers import Reader
 from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
-from potluck.cluster.transfer.shared_file import sha256_of
+from potluck.cluster.transfer.shared_file import Origin, Routes, sha256_of
 from potluck.cluster.trust.connection_sources import (
     ConnectionSource,
     HandedConnections,

@@ -10,8 +10,8 @@ import struct
 import msgspec
 
 from potluck.cluster.edges.address import EdgeAddress
+from potluck.cluster.edges.listener import RoutedConnections
 from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.edges.routed import RoutedConnections
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.content import Manifest, Transfer
 from potluck.types.held_stage import HeldStage

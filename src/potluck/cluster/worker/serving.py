@@ -17,8 +17,7 @@ from queue import SimpleQueue
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.connect import connect_end
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.frames import Hello, Scope
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.connection_sources import HandedConnections
 from potluck.cluster.trust.credentials import Credentials

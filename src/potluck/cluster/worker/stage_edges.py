@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.frames import Hello, Scope
 from potluck.cluster.worker.group import ExchangeTotals, FromLeader, Group, NullEdge
 from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import EngineError

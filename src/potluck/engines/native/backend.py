@@ -14,8 +14,8 @@ from potluck.engines.native.pool import make_pool
 
 if TYPE_CHECKING:
     from potluck.engines.native.pool import ThreadPool
-    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
+    from potluck.types.backend import BackendAbilities
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress

@@ -16,7 +16,6 @@ import numpy as np
 
 from potluck import kernels
 from potluck.engines.dequantize import dequantize
-from potluck.engines.native.op_labels import label_of
 from potluck.engines.native.products import Operands, operands_of
 from potluck.engines.native.program import (
     core_errors,
@@ -24,6 +23,7 @@ from potluck.engines.native.program import (
     core_opening,
     core_program,
     core_slice,
+    label_of,
     pooled_token,
     sampled_token,
 )

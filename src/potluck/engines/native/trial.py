@@ -65,7 +65,7 @@ def _measure(
     isa: str, num_threads: int, max_weights_bytes: int
 ) -> dict[str, dict[str, dict[str, object]]]:
     from potluck.engines.profiling.measure import MeasurementSetup, measure
-    from potluck.engines.profiling.timing import Stopwatch
+    from potluck.engines.profiling.rate_program import Stopwatch
     from potluck.probe.machine.cores import Throttling, last_level_cache_bytes
     from potluck.probe.machine.system import THIS_MACHINE
     from potluck.types.arithmetic import arithmetics_with

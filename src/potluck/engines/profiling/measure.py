@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from potluck.engines.profiling import rate_program
-from potluck.engines.profiling.rate_program import random_rows
-from potluck.engines.profiling.timing import Stopwatch, best_seconds
+from potluck.engines.profiling.rate_program import Stopwatch, best_seconds, random_rows
 from potluck.quantities import format_bytes
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec

@@ -1,5 +1,5 @@
 """Programs on GPUs (and, for tests, CPUs) through tinygrad.
 
-Only ``adapter`` imports tinygrad; ``environment``, ``sizes``, ``layout``, ``backend``
-and ``pieces`` can be imported anywhere.
+Only ``adapter`` imports tinygrad; ``environment``, ``layout``, ``backend`` and
+``pieces`` can be imported anywhere.
 """

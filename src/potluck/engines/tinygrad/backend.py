@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.engines.backends import TINYGRAD_ABILITIES
-from potluck.engines.tinygrad import sizes
+from potluck.engines.tinygrad import pieces
 from potluck.engines.tinygrad.environment import tinygrad_device, tinygrad_environment
 from potluck.engines.tinygrad.layout import MatrixLayout
 from potluck.errors import EngineError
@@ -20,8 +20,8 @@ from potluck.errors import EngineError
 if TYPE_CHECKING:
     from potluck.engines.native.pool import ThreadPool
     from potluck.engines.tinygrad.engine import TinygradEngine
-    from potluck.types.abilities import BackendAbilities
     from potluck.types.arithmetic import Arithmetic
+    from potluck.types.backend import BackendAbilities
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
@@ -66,13 +66,13 @@ class TinygradCost:
 
         Programs with states are not supported.
         """
-        return sizes.cache_bytes(program, num_blocks, has_f16=False)
+        return pieces.cache_bytes(program, num_blocks, has_f16=False)
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
         """Return the size, which does not depend on the number of threads and the arithmetic."""
-        return sizes.scratch_bytes(program, max_step_tokens)
+        return pieces.scratch_bytes(program, max_step_tokens)
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
         """Return the size of groups of panels in transfer, or of a vector as received and as

@@ -16,7 +16,7 @@ from potluck.engines.native.sampler import StepSampler
 from potluck.engines.pooling import StepPooler, is_pooled
 from potluck.engines.step_checks import check_masks, check_step
 from potluck.engines.tinygrad.calls import Calls
-from potluck.engines.tinygrad.device import open_device
+from potluck.engines.tinygrad.compiled import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
 from potluck.errors import EngineError, UnitFaultError

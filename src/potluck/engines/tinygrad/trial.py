@@ -116,7 +116,7 @@ def _measure(
     """
     make_engine = _maker(interface, variant)
     from potluck.engines.profiling.measure import MeasurementSetup, measure
-    from potluck.engines.tinygrad.device import open_device
+    from potluck.engines.tinygrad.compiled import open_device
     from potluck.probe.machine.cores import last_level_cache_bytes
     from potluck.types.tensor import TensorFormat
 

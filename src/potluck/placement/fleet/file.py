@@ -11,7 +11,13 @@ import msgspec
 
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import UsageError
-from potluck.placement.fleet.description import (
+from potluck.placement.fleet.keys import (
+    FLEET,
+    LINKS,
+    MACHINE,
+    MAX_MACHINES,
+    PAIR,
+    UNIT,
     DescribedUnit,
     Fleet,
     LinkFigures,
@@ -21,7 +27,6 @@ from potluck.placement.fleet.description import (
     OperationRates,
     Probed,
 )
-from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, MAX_MACHINES, PAIR, UNIT
 from potluck.quantities import format_few
 from potluck.types.hardware import ProbeReport
 from potluck.types.held_stage import MAX_BYTES

@@ -1,8 +1,12 @@
 """Solvers for a ``PathProblem``: the best path for one stream or several, and several pipelines."""
 
-from potluck.placement.solver.pipelines import replicate, total_rate
-from potluck.placement.solver.throughput import best_throughput
-from potluck.placement.solver.wide import promising_units, shortest_path
+from potluck.placement.solver.throughput import (
+    best_throughput,
+    promising_units,
+    replicate,
+    shortest_path,
+    total_rate,
+)
 
 __all__ = [
     "best_throughput",

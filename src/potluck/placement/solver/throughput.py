@@ -1,21 +1,28 @@
-"""The path that serves several streams fastest, by bisection over paths with limited stages."""
+"""The path that serves several streams fastest, by bisection over paths with limited stages, and
+several pipelines side by side.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.placement.path import Floats, Path, PathProblem, ThroughputPath
-from potluck.placement.solver.budget import DEFAULT_ELEMENTS, Budget
-from potluck.placement.solver.minimize import BestPath, minimize
-from potluck.placement.solver.orders import Order
-from potluck.placement.solver.relaxation import relax
-from potluck.placement.solver.table import Table, make_table
-from potluck.placement.solver.wide import WIDE, promising_units
+from potluck.placement.solver.labels import relax, through
+from potluck.placement.solver.minimize import BestPath, Order, knapsack_prices, minimize
+from potluck.placement.solver.table import (
+    DEFAULT_ELEMENTS,
+    TOLERANCE,
+    Budget,
+    Stage,
+    Table,
+    make_table,
+)
 
 MOST_SIZES = 7
 """The maximum number of step sizes tried for each pipeline: all of them for up to 12 streams."""
@@ -28,6 +35,107 @@ last steps."""
 ProblemOf = Callable[[int], PathProblem]
 """The problem of steps with this many sequences. Units and items are the same in all of them, and
 steps of more sequences take no less time."""
+
+
+WIDE = 128
+"""With more kinds, not all are searched: a step of prices takes 10 ms there."""
+_SEARCHED, _JOINING, _ROUNDS = 80, 40, 2
+
+
+def minimize_any(table: Table, budget: Budget) -> BestPath:
+    """Return the result of ``minimize``; with many kinds, with a bound over all of them.
+
+    With prices on units, the relaxation over all of them shows which units a better path might use.
+    The search is among the most promising ones; then prices are taken from it, and units that turn
+    out to matter are added (column generation with few rounds).
+    """
+    if table.num_kinds <= WIDE:
+        return minimize(table, budget)
+    relaxation = relax(table, knapsack_prices(table))
+    bound = max(relaxation.bound_seconds, relax(table, np.zeros(table.num_kinds)).bound_seconds)
+    chosen = np.sort(np.argsort(through(table, relaxation), kind="stable")[:_SEARCHED])
+    best_path = minimize(table.only(chosen), budget)
+    for round_index in range(_ROUNDS):
+        prices = relaxation.prices.copy()
+        if best_path.prices is not None:
+            prices[chosen] = best_path.prices
+        relaxation = relax(table, prices)
+        bound = max(bound, relaxation.bound_seconds)
+        room = best_path.seconds + float((prices * table.counts).sum())
+        values = through(table, relaxation)
+        values[chosen] = np.inf
+        joining = np.flatnonzero(values < room)
+        if not len(joining):
+            bound = max(bound, best_path.bound_seconds)
+            break
+        if best_path.seconds <= bound * (1 + 1e-9) or round_index == _ROUNDS - 1 or budget.is_spent:
+            break
+        joining = joining[np.argsort(values[joining], kind="stable")[:_JOINING]]
+        start = tuple(int(chosen[kind]) for kind in best_path.order)
+        chosen = np.sort(np.append(chosen, joining))
+        place = {int(kind): index for index, kind in enumerate(chosen)}
+        best_path = minimize(
+            table.only(chosen),
+            budget,
+            start=tuple(place[kind] for kind in start),
+            prices=prices[chosen],
+        )
+    stages = tuple(Stage(int(chosen[each.kind]), each.start, each.end) for each in best_path.stages)
+    return replace(best_path, stages=stages, bound_seconds=min(bound, best_path.seconds))
+
+
+def promising_units(problem: PathProblem, among: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+    """Return at most this many of these units: the fastest for what they hold, near the best one.
+
+    This is an estimate: items count as equal, and every unit as having the shortest link to
+    another.
+    """
+    if len(among) <= most:
+        return among
+    num_items = problem.num_items
+    room = problem.usable_bytes[among] - problem.stage_bytes[among]
+    capacity = np.minimum(room / np.maximum(problem.item_bytes[among].mean(axis=1), 1), num_items)
+    useful = capacity > 0
+    among, capacity = among[useful], capacity[useful]
+    if len(among) <= most:
+        return among
+    hops = problem.hop_seconds[np.ix_(among, among)].copy()
+    np.fill_diagonal(hops, np.inf)
+    seconds = problem.item_seconds[among].mean(axis=1) * capacity + problem.stage_seconds[among]
+    shortest = hops.min(axis=0)
+    worth = seconds + np.where(np.isfinite(shortest), shortest, 0.0)
+    by_speed = np.argsort(worth / capacity, kind="stable")
+    filled = np.searchsorted(np.cumsum(capacity[by_speed]), num_items)
+    margin = by_speed[min(int(filled), len(by_speed) - 1)]
+    reduced = seconds - worth[margin] / capacity[margin] * capacity
+    hub = int(np.argmin(reduced + problem.hop_seconds[-1, among]))
+    np.fill_diagonal(hops, 0.0)
+    reduced = reduced + (hops[hub] + hops[:, hub]) / 2
+    return np.sort(among[np.argsort(reduced, kind="stable")[:most]])
+
+
+def shortest_path(
+    problem: PathProblem,
+    *,
+    limit_seconds: float = math.inf,
+    num_elements: int = DEFAULT_ELEMENTS,
+) -> Path | None:
+    """Return the path with the least ``path_seconds``, or None if no path was found.
+
+    No stage takes longer than ``limit_seconds``, and no link is occupied for longer. Work is
+    bounded by ``num_elements`` rather than by time, so the same problem has the same answer.
+    """
+    table = make_table(problem)
+    if math.isfinite(limit_seconds):
+        table = table.limited(limit_seconds)
+    best_path = minimize_any(table, Budget(num_elements))
+    if not best_path.stages:
+        return None
+    cuts = table.cuts(best_path.stages)
+    seconds = problem.path_seconds(cuts)
+    is_best = best_path.bound_seconds >= seconds * (1 - TOLERANCE)
+    bound = seconds if is_best else best_path.bound_seconds
+    return Path(cuts=cuts, seconds=seconds, bound_seconds=bound)
 
 
 def step_sizes(num_streams: int, num_units: int) -> list[tuple[int, int]]:
@@ -152,3 +260,139 @@ def _search(
         if is_near_enough or num_polished > _MOST_POLISHED:
             return replace(best, bound_seconds=min(bound, best.seconds))
         target = best.seconds * (1 - _SMALLER) if is_near else (low + best.seconds) / 2
+
+
+_CANDIDATES = 32
+"""Units among which one of several pipelines is searched."""
+_PIPELINE_PART = 16
+"""The search for one of several pipelines gets this part (1/n) of the budget of a single one."""
+_TOLERANCE = 0.01
+"""The gap to its bound at which the search for one of several pipelines ends."""
+_MOST_PIPELINES = 64
+_SEARCHES = 70
+"""The total number of searched pipelines: about 10 s."""
+
+
+def replicate(
+    problem_of: ProblemOf,
+    num_streams: int,
+    *,
+    num_elements: int = DEFAULT_ELEMENTS,
+    num_searches: int = _SEARCHES,
+) -> tuple[ThroughputPath, ...]:
+    """Return disjoint pipelines that together serve all streams fastest; none if nothing fits.
+
+    Each serves its ``num_streams``. The number of pipelines tried doubles, up to the maximum; each
+    pipeline gets the best of the units left by those before it. At most ``num_searches`` pipelines
+    are searched in total. There is no bound: this is a heuristic.
+    """
+    remembered = cache(problem_of)
+    one = best_throughput(remembered, num_streams, num_elements=num_elements)
+    if one is None:
+        return ()
+    best: tuple[ThroughputPath, ...] = (one,)
+    num_pipelines, num_searched = 2, 0
+    most = min(num_streams, remembered(1).num_units, _MOST_PIPELINES)
+    while num_pipelines <= most:
+        num_searched += num_pipelines
+        if num_searched > num_searches:
+            break
+        found = _side_by_side(
+            remembered, num_streams, num_pipelines, num_elements=num_elements // _PIPELINE_PART
+        )
+        if total_rate(found) > total_rate(best):
+            best = found
+        elif len(found) < num_pipelines or num_pipelines > 4:
+            break
+        if num_pipelines == most:
+            break
+        num_pipelines = min(2 * num_pipelines, most)
+    return best
+
+
+def total_rate(pipelines: tuple[ThroughputPath, ...]) -> float:
+    """Return the tokens per second of all streams of all pipelines."""
+    return sum(each.num_streams / each.path.seconds for each in pipelines)
+
+
+def _side_by_side(
+    problem_of: ProblemOf, num_streams: int, num_pipelines: int, *, num_elements: int
+) -> tuple[ThroughputPath, ...]:
+    """Return at most this many pipelines, with streams distributed for the highest rate."""
+    num_units = problem_of(1).num_units
+    each = -(-num_streams // num_pipelines)
+    sizes = spread_sizes(step_sizes(each, num_units))
+    free = np.arange(num_units)
+    paths: list[ThroughputPath] = []
+    while len(paths) < num_pipelines and len(free):
+        found = _one_more(problem_of, each, sizes, free, num_elements)
+        if found is None:
+            break
+        sizes = [(found.num_sequences, found.num_in_flight)]
+        paths.append(found)
+        free = np.setdiff1d(free, [cut.unit for cut in found.path.cuts])
+    return _share_out(problem_of, paths, num_streams)
+
+
+def _one_more(
+    problem_of: ProblemOf,
+    num_streams: int,
+    sizes: list[tuple[int, int]],
+    free: NDArray[np.intp],
+    num_elements: int,
+) -> ThroughputPath | None:
+    """Return a pipeline of free units; search among more of them if the best cannot hold all
+    items.
+    """
+    most = _CANDIDATES
+    while True:
+        units = promising_units(problem_of(sizes[0][0]), free, most)
+        found = best_among(
+            problem_of,
+            num_streams,
+            sizes,
+            units,
+            num_elements=num_elements * len(sizes),
+            tolerance=_TOLERANCE,
+        )
+        if found is not None or most >= min(len(free), 8 * _CANDIDATES):
+            return found
+        most *= 4
+
+
+def _share_out(
+    problem_of: ProblemOf, paths: list[ThroughputPath], num_streams: int
+) -> tuple[ThroughputPath, ...]:
+    """Give each stream in turn to the pipeline whose rate gains the most, or loses the least."""
+    num_given = [0] * len(paths)
+    rates = [0.0] * len(paths)
+    nexts = [_period(problem_of, path, 1) for path in paths]
+    for _ in range(num_streams if paths else 0):
+        gains = [
+            (num + 1) / following.path.seconds - rate
+            for num, rate, following in zip(num_given, rates, nexts, strict=True)
+        ]
+        chosen = int(np.argmax(gains))
+        num_given[chosen] += 1
+        rates[chosen] += gains[chosen]
+        nexts[chosen] = _period(problem_of, paths[chosen], num_given[chosen] + 1)
+    return tuple(
+        _period(problem_of, path, num)
+        for path, num in zip(paths, num_given, strict=True)
+        if num > 0
+    )
+
+
+def _period(problem_of: ProblemOf, pipeline: ThroughputPath, num_streams: int) -> ThroughputPath:
+    """Return the pipeline with this many streams, in no more steps than it was made for."""
+    cuts = pipeline.path.cuts
+    num_sequences = -(-num_streams // pipeline.num_in_flight)
+    num_in_flight = -(-num_streams // num_sequences)
+    problem = problem_of(num_sequences)
+    seconds = max(problem.path_seconds(cuts), num_in_flight * problem.bottleneck_seconds(cuts))
+    return ThroughputPath(
+        path=Path(cuts=cuts, seconds=seconds, bound_seconds=0.0),
+        num_in_flight=num_in_flight,
+        num_sequences=num_sequences,
+        num_streams=num_streams,
+    )

@@ -14,8 +14,8 @@ from potluck.portability.finding import Finding
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.linking.link import Link
 from potluck.portability.linking.object_tree import ObjectTree
+from potluck.portability.linking.opened_libraries import provider_of, required_names
 from potluck.portability.linking.promises import Minimum, Promise, minimum, promise
-from potluck.portability.linking.requirements import provider_of, required_names
 from potluck.portability.linking.stable_abi import python_findings
 from potluck.portability.memory import Memory
 from potluck.portability.wheels.tags import promised_glibc

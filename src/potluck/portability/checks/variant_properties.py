@@ -18,7 +18,7 @@ from potluck.portability.cuda.findings import host_cuda
 from potluck.portability.cuda.table import CudaTable
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_levels import level_flags
+from potluck.portability.instructions.x86_instructions import level_flags
 from potluck.portability.wheels.variants import Variant
 
 _X86_FEATURES = (

@@ -20,6 +20,7 @@ from potluck.portability.elf.dynamic import (
     DT_SONAME,
     Dynamic,
     read_dynamic,
+    read_versions,
 )
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import (
@@ -37,7 +38,6 @@ from potluck.portability.elf.image import (
 from potluck.portability.elf.machines import EM_386, EM_X86_64
 from potluck.portability.elf.notes import x86_levels
 from potluck.portability.elf.symbols import read_symbols
-from potluck.portability.elf.versions import read_versions
 
 _MAX_PATH_BYTES = 4096
 

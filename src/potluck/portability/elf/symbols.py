@@ -37,12 +37,15 @@ from potluck.portability.elf.dynamic import (
     DT_SYMENT,
     DT_SYMTAB,
     DT_VERSYM,
+    HIDDEN,
+    INDEX_MASK,
     Dynamic,
+    SymbolVersion,
+    Versions,
 )
 from potluck.portability.elf.file import UndefinedSymbol
 from potluck.portability.elf.image import ElfImage, Table
 from potluck.portability.elf.machines import EM_MIPS
-from potluck.portability.elf.versions import HIDDEN, INDEX_MASK, SymbolVersion, Versions
 
 MAX_SYMBOLS = 2**20
 """Limit per file. libtorch_cpu.so of PyTorch 2.13 has 75,000; the maximum, with names of 100 bytes,

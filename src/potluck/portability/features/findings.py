@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from potluck.portability.cuda.fat_binary import CudaNeeds
 from potluck.portability.cuda.findings import host_cuda, is_tegra
-from potluck.portability.cuda.needs import CudaNeeds
 from potluck.portability.cuda.table import CudaTable, dotted
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import ElfData

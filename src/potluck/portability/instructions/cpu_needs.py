@@ -3,31 +3,38 @@ them.
 
 x86 files may say it in a note (``elf.notes``), 32-bit ARM files in attributes. Most files say
 nothing, since compilers write the note only on request: the code of 64-bit files is searched for
-extensions that not every CPU has (``x86_instructions``, ``arm64_instructions``). A file may select
+extensions that not every CPU has (``x86_instructions``, ``arm64_flags``). A file may select
 code for newer CPUs at run time, so its requirements may remain unknown.
 """
 
 from __future__ import annotations
 
+import functools
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import PurePosixPath
+from typing import Annotated
 
-from potluck.portability.elf.attributes import (
+import msgspec
+import numpy as np
+
+from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import ElfData, ElfImage, open_image
+from potluck.portability.elf.machines import EM_AARCH64, EM_ARM
+from potluck.portability.elf.notes import (
     ADVANCED_SIMD_ARCH,
     CPU_ARCH,
     DIV_USE,
     FP_ARCH,
     arm_attributes,
+    x86_levels,
 )
-from potluck.portability.elf.file import ElfFile
-from potluck.portability.elf.image import ElfData, ElfImage, open_image
-from potluck.portability.elf.machines import EM_AARCH64, EM_ARM
-from potluck.portability.elf.notes import x86_levels
+from potluck.portability.elf.sections import code_ranges
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.arm64_instructions import arm64_flags
-from potluck.portability.instructions.cpu_levels import level_flags, variant_flags
-from potluck.portability.instructions.x86_instructions import x86_code
+from potluck.portability.instructions.x86_instructions import level_flags, variant_flags, x86_code
 
 ILLEGAL_INSTRUCTION = "illegal-instruction"
 """The file loads, but the process that runs its code ends."""
@@ -51,6 +58,55 @@ _ARM_LEVELS = {
 
 _ARM_FP_FLAGS = {1: "vfp", 2: "vfp", 3: "vfpv3", 4: "vfpv3d16", 5: "vfpv4", 6: "vfpv4"}
 _ARM_IDIV_ALLOWED = 2
+
+
+CODE_BLOCK_BYTES = 2**18
+"""Number of words that stay in a core's cache while they are compared with every encoding."""
+
+_Word = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class _Instruction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    flag: str
+    what: str
+    mask: _Word
+    value: _Word
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    instruction: tuple[_Instruction, ...]
+
+
+def arm64_flags(image: ElfImage) -> frozenset[str]:
+    """Return the flags of ``/proc/cpuinfo`` for the extensions found; none for other machines.
+
+    Instructions have four bytes and are aligned to four bytes, so words can be compared with
+    encodings without following the code. Data within code may look like an instruction, and code
+    may be selected at run time: what is found *may* be needed. Extensions in the table that are not
+    found are not needed; the table has what compilers emit by themselves for ARMv8.1 to ARMv8.6 and
+    SVE, and what libraries write by hand.
+    """
+    if image.header.machine_number != EM_AARCH64:
+        return frozenset()
+    not_found = dict(_instructions())
+    for start, end in code_ranges(image, alignment=4):
+        for position in range(start, end - 3, CODE_BLOCK_BYTES):
+            num_words = min(end - position, CODE_BLOCK_BYTES) // 4
+            words = image.table(np.dtype("<u4"), position, num_words, "code")
+            for flag, rows in list(not_found.items()):
+                if any(np.any(words & row.mask == row.value) for row in rows):
+                    del not_found[flag]
+    return frozenset(_instructions().keys() - not_found.keys())
+
+
+@functools.cache
+def _instructions() -> Mapping[str, tuple[_Instruction, ...]]:
+    file = resources.files(__package__).joinpath("arm64_instructions.toml")
+    table = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Table)
+    by_flag: dict[str, tuple[_Instruction, ...]] = {}
+    for row in table.instruction:
+        by_flag[row.flag] = (*by_flag.get(row.flag, ()), row)
+    return by_flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,8 @@ import numpy as np
 
 from potluck.portability.elf.image import ElfData, ElfImage, open_image
 from potluck.portability.elf.machines import EM_AARCH64
-from potluck.portability.elf.sections import code_ranges
-from potluck.portability.elf.strings import find_constant
-from potluck.portability.instructions.arm64_instructions import CODE_BLOCK_BYTES
+from potluck.portability.elf.sections import code_ranges, find_constant
+from potluck.portability.instructions.cpu_needs import CODE_BLOCK_BYTES
 
 _MESSAGE = b"<jemalloc>: Unsupported system page size"
 

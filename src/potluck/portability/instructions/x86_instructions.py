@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 import msgspec
@@ -33,7 +34,6 @@ from potluck.portability.elf.frames import read_functions
 from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.machines import EM_X86_64
 from potluck.portability.elf.sections import code_ranges
-from potluck.portability.instructions.cpu_levels import level_flags
 from potluck.portability.instructions.x86_lengths import (
     LONGEST,
     Bytes,
@@ -77,6 +77,46 @@ _FIRST_SHIFT = 0xE0
 _VECTOR_OPCODES = ((0x10, 0x17), (0x28, 0x2F), (0x50, 0x5F))
 _VECTOR_OPCODES_66 = ((0x60, 0x76), (0x7C, 0x7F), (0xC4, 0xC6), (0xD0, 0xFE))
 """Of the 0F map: those with the operand-size prefix only are instructions of MMX without it."""
+
+
+_Flags = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class _Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    flags: _Flags
+
+
+class _LevelsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    level: tuple[_Level, ...]
+    variants: dict[str, dict[str, _Flags]]
+
+
+@functools.cache
+def _levels_table() -> _LevelsTable:
+    file = resources.files(__package__).joinpath("cpu_levels.toml")
+    return msgspec.convert(tomllib.loads(file.read_text("utf-8")), _LevelsTable)
+
+
+@functools.cache
+def level_flags() -> Mapping[str, frozenset[str]]:
+    """Return the flags of ``/proc/cpuinfo`` of each x86-64 level, including those of lower levels,
+    in ascending order.
+    """
+    flags: frozenset[str] = frozenset()
+    by_level = {}
+    for level in _levels_table().level:
+        flags |= frozenset(level.flags)
+        by_level[level.name] = flags
+    return by_level
+
+
+def variant_flags(machine: str, path: str) -> frozenset[str]:
+    """Return the flags that the name of a file stands for: ``avx2`` for ``libfoo_avx2.so``."""
+    variants = _levels_table().variants.get(machine, {})
+    stem = PurePosixPath(path).name.partition(".so")[0].lower()
+    parts = re.split(r"[^a-z0-9]+", stem)
+    return frozenset(flag for part in parts for flag in variants.get(part, ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.linking.link import Link, MissingLibrary, MissingSymbol, MissingVersion
-from potluck.portability.linking.opened_libraries import kind_of, library_kinds
+from potluck.portability.linking.opened_libraries import (
+    kind_of,
+    known_providers,
+    library_kinds,
+    provider_of,
+)
 from potluck.portability.linking.promises import systems_with
-from potluck.portability.linking.requirements import known_providers, provider_of
 from potluck.quantities import format_few
 
 OPENED_BEFORE = "opened-before"

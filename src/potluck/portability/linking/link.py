@@ -17,8 +17,12 @@ from dataclasses import dataclass
 
 from potluck.portability.elf.file import UndefinedSymbol, VersionNeed
 from potluck.portability.hosts.host import Definition, Host, HostLibrary
-from potluck.portability.linking.host_libraries import HostLibraries
-from potluck.portability.linking.object_tree import ObjectTree, SymbolLookup, TreeObject
+from potluck.portability.linking.object_tree import (
+    HostLibraries,
+    ObjectTree,
+    SymbolLookup,
+    TreeObject,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Libraries that a file opens at run time, as far as its constants name them.
+"""Libraries that a file expects elsewhere: those that it opens at run time, as far as its constants
+name them, and those of the wheels that its wheel requires.
 
 No table of an ELF file lists them. A file that opens libraries at all imports ``dlopen`` or a
 similar function; the names are searched for among its strings. So these findings are only likely: a
@@ -8,19 +9,25 @@ name may never be opened, and another may be constructed at run time.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import ElfData
-from potluck.portability.elf.strings import library_names
+from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Finding, Severity
+from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
 
 _OPENERS = ("dlopen", "g_module_open", "SDL_LoadObject")
 """Parts of names: ``dlmopen`` aside, libuv's, libtool's and glibc's own contain ``dlopen``."""
@@ -151,3 +158,159 @@ def _finding(same: list[OpenedLibrary], file: str, is_tegra: bool) -> Finding:
 
 def _stem(soname: str) -> str:
     return soname.partition(".so")[0]
+
+
+_LEAST_NAME_LENGTH = 3
+"""Shorter names match too many libraries by chance."""
+
+_SHARED_PARTS = frozenset(
+    {
+        *("base", "bin", "client", "common", "core", "cpu", "cu11", "cu12", "cu13", "cuda", "data"),
+        *("gpu", "headless", "intel", "lib", "libs", "nvidia", "plugin", "plugins", "python"),
+        *("runtime", "toolkit", "tools", "utils"),
+    }
+)
+"""Words in the names of many distributions: ``libpython3.11.so.1.0`` does not belong to
+opencv-python.
+"""
+
+_LIBRARY_FOLDERS = frozenset({"bin", "lib", "lib64", "libs"})
+"""Subdirectories of a distribution's directory."""
+
+_CUDA_SUFFIX = re.compile(r"-cu1\d(?=-|$)")
+
+_OF_HOSTS = frozenset((*GLIBC_LIBRARIES, *OTHER_LIBRARIES))
+"""Libraries that builds expect from the host."""
+
+
+def required_names(
+    requires: Iterable[str], machine: str, python: HostPython | None
+) -> tuple[str, ...]:
+    """Return the distributions in Requires-Dist lines that apply there, without extras, normalized.
+    If the host's Python is unknown, the running one is assumed.
+
+    Wheels do not declare this. Two clues indicate it: a library with the name of a distribution
+    that is required (``libtorch_python.so`` and ``torch``), and a search path into the directory of
+    one (``$ORIGIN/../../nvidia/cublas/lib`` and ``nvidia-cublas-cu12``). Libraries whose names do
+    not indicate their origin (``libc10.so`` of ``torch``) are listed in ``providers.toml``.
+    """
+    environment = {
+        "extra": "",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": machine,
+    }
+    if python is not None:
+        version = python.version_text
+        environment |= {"python_version": version, "python_full_version": f"{version}.0"}
+    return tuple(
+        canonicalize_name(each.name) for each in _parsed(requires) if _applies(each, environment)
+    )
+
+
+def provider_of(library: str, sought: Sequence[str], required: Iterable[str]) -> str:
+    """Return the required distribution that provides a library; empty if unknown.
+
+    It is determined by its name or a row of ``providers.toml``, or else by a search path into
+    exactly one of them, unless the library belongs to the system. Drivers' libraries come with no
+    wheel. ``sought`` are the directories that the linker searches, relative to ``site-packages``.
+    """
+    kind = library_kinds().get(kind_of(library))
+    if kind is not None and kind.belongs_to == "driver":
+        return ""
+    names = list(required)
+    of_folders = {name for folder in sought if (name := _of_folder(folder, names))}
+    alike = [name for name in names if _named_part(library, name)]
+    if alike:  # nvidia-cusparselt-cu12 before nvidia-cusparse-cu12
+        return max(alike, key=lambda name: (len(_named_part(library, name)), name in of_folders))
+    listed = [name for name in names if _is_listed(library, name)]
+    if listed:
+        return max(listed, key=lambda name: name in of_folders)
+    is_of_system = (kind is not None and kind.belongs_to == "system") or library in _OF_HOSTS
+    return of_folders.pop() if len(of_folders) == 1 and not is_of_system else ""
+
+
+def known_providers(library: str) -> tuple[str, ...]:
+    """Return the distributions on PyPI that ``providers.toml`` lists for a library."""
+    return tuple(sorted(_listed_providers().get(library.partition(".so")[0], ())))
+
+
+def _of_folder(folder: str, names: Iterable[str]) -> str:
+    """Return the distribution that a directory in ``site-packages`` belongs to: ``torch`` for
+    ``torch/lib``, ``nvidia-cublas-cu12`` for ``nvidia/cublas/lib``, none for ``nvidia``, which many
+    share.
+    """
+    parts = [canonicalize_name(part) for part in folder.split("/") if part]
+    while parts and parts[-1] in _LIBRARY_FOLDERS:
+        parts.pop()
+    whole = "-".join(parts)
+    heads = {"-".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    for name in names:
+        is_own = len(parts) > 1 and _CUDA_SUFFIX.sub("", name) == whole
+        if name in heads or is_own:
+            return name
+    return ""
+
+
+def _named_part(library: str, name: str) -> str:
+    """Return the part of a distribution's name that a library's name begins with, as a word:
+    ``cublas`` for ``libcublasLt.so.12``, ``torch`` for ``libtorch_python.so``, none for
+    ``libtorchaudio.so``. Empty if there is none.
+    """
+    stem = library.partition(".so")[0].removeprefix("lib")
+    parts = {name, *name.split("-")} - _SHARED_PARTS
+    found = [each for part in parts if _begins_with(stem, each := part.removeprefix("lib"))]
+    return max(found, key=len, default="")
+
+
+def _begins_with(stem: str, part: str) -> bool:
+    """Return whether ``part``, in lower case and with ``-`` between words, is the first word of a
+    name.
+    """
+    following = stem[len(part) : len(part) + 1]
+    begins = stem.lower().replace("_", "-").startswith(part)
+    return len(part) >= _LEAST_NAME_LENGTH and begins and not following.islower()
+
+
+def _is_listed(library: str, name: str) -> bool:
+    stem = library.partition(".so")[0]
+    return _CUDA_SUFFIX.sub("", name) in _listed_providers().get(stem, ())
+
+
+class _Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A row of ``providers.toml``, where the fields are explained."""
+
+    distributions: tuple[str, ...]
+    libraries: tuple[str, ...]
+    source: Annotated[str, msgspec.Meta(pattern="^https://")]
+
+
+class _ProvidersTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    provider: tuple[_Provider, ...]
+
+
+@functools.cache
+def _listed_providers() -> Mapping[str, frozenset[str]]:
+    """Return the distributions that provide a library, by its name before ``.so``."""
+    text = resources.files(__package__).joinpath("providers.toml").read_text("utf-8")
+    found: dict[str, set[str]] = defaultdict(set)
+    for row in msgspec.convert(tomllib.loads(text), _ProvidersTable).provider:
+        for library in row.libraries:
+            found[library].update(row.distributions)
+    return {library: frozenset(names) for library, names in found.items()}
+
+
+def _parsed(requires: Iterable[str]) -> Iterable[Requirement]:
+    for line in requires:
+        try:
+            yield Requirement(line)
+        except InvalidRequirement:
+            continue  # installers refuse or ignore it: it says nothing
+
+
+def _applies(requirement: Requirement, environment: dict[str, str]) -> bool:
+    try:
+        return requirement.marker is None or requirement.marker.evaluate(environment)
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        return False

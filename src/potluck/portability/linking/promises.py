@@ -18,8 +18,7 @@ from importlib import resources
 import msgspec
 
 from potluck.portability.linking.file_findings import needs_glibc
-from potluck.portability.linking.host_libraries import is_glibc_loader
-from potluck.portability.linking.object_tree import ObjectTree, TreeObject
+from potluck.portability.linking.object_tree import ObjectTree, TreeObject, is_glibc_loader
 
 Glibc = tuple[int, int]
 

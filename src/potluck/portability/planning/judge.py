@@ -16,14 +16,13 @@ from potluck.portability.checks.variant_properties import host_namespaces
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.memory import Memory
-from potluck.portability.planning.index import IndexFile
+from potluck.portability.planning.index import Incompatibility, IndexFile, Release
 from potluck.portability.planning.release_variants import (
     HostVariants,
     VariantFacts,
     VariantReader,
     label_of,
 )
-from potluck.portability.planning.releases import Incompatibility, Release
 from potluck.portability.planning.target import Target
 from potluck.portability.planning.wheel_reader import WheelReader
 

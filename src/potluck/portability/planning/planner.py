@@ -14,15 +14,19 @@ from packaging.requirements import Requirement
 
 from potluck.errors import PotluckError, UsageError
 from potluck.portability.hosts.host import Host, HostPython
-from potluck.portability.planning.index import Index
+from potluck.portability.planning.index import Index, Rejections, Releases
 from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.problems import Explainer
+from potluck.portability.planning.provider import Choice, UnresolvableError, resolve
 from potluck.portability.planning.release_variants import UnusedVariant, label_of
-from potluck.portability.planning.releases import Rejections, Releases
-from potluck.portability.planning.resolve import Choice, UnresolvableError, resolve
-from potluck.portability.planning.target import Target, target_of
-from potluck.portability.planning.wants import Want, parse_requirements, wants_of
+from potluck.portability.planning.target import (
+    Target,
+    Want,
+    parse_requirements,
+    target_of,
+    wants_of,
+)
 from potluck.portability.planning.wheel_reader import WheelReader
 
 

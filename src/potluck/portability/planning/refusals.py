@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from potluck.portability.planning.index import IndexFile, parse_filename
+from potluck.portability.planning.index import Incompatibility, IndexFile, Release, parse_filename
 from potluck.portability.planning.release_variants import UnusedVariant, label_of
-from potluck.portability.planning.releases import Incompatibility, Release
 from potluck.portability.planning.target import Target
 from potluck.portability.wheels.tags import platforms, policy_glibc
 from potluck.quantities import format_few

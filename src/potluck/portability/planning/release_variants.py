@@ -20,8 +20,7 @@ from potluck.portability.checks.variant_properties import (
     missing_properties,
     variant_rank,
 )
-from potluck.portability.planning.index import Index, IndexFile, parse_filename
-from potluck.portability.planning.releases import Release
+from potluck.portability.planning.index import Index, IndexFile, Release, parse_filename
 from potluck.portability.planning.wheel_reader import WheelReader
 from potluck.portability.wheels.variants import Variant, namespace_order, parse_variants
 

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from potluck.errors import WheelDownloadError, WheelFileError
-from potluck.portability.checks.needs import WheelNeeds, read_needs
-from potluck.portability.checks.needs_cache import needs_by_digest
+from potluck.portability.checks.needs import WheelNeeds, needs_by_digest, read_needs
 from potluck.portability.planning.index import Index, IndexFile, Metadata, parse_metadata, sha256_of
 from potluck.portability.wheels.file import may_be_elf, open_package
 from potluck.portability.wheels.named_wheels import kept_wheel

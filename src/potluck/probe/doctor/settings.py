@@ -1,9 +1,12 @@
-"""Checks of the CPU's clock, and of the directories that Potluck writes to."""
+"""Checks of memory limits, swap and shared memory, of the CPU's clock, and of the directories that
+Potluck writes to.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from potluck.probe.doctor.case import Case, Finding, Folder, Severity
 from potluck.quantities import format_bytes
@@ -123,3 +126,164 @@ def slow_governor(case: Case) -> Iterator[Finding]:
 def _policies(case: Case) -> list[Path]:
     directory = case.system.sys / "devices/system/cpu/cpufreq"
     return [path for path in case.system.entries(directory) if path.name.startswith("policy")]
+
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+_MOST_SWAPPED_BYTES = 256 * _MIB
+"""The amount of swap that a desktop uses without noticeable effect."""
+
+_NO_SWAP_NEEDED_BYTES = 8 * _GIB
+"""Machines with less memory are the most likely to run out of it; the kernel then kills processes
+without warning.
+"""
+
+_SHARED_MEMORY_BYTES = 64 * _MIB
+"""The default in containers; GPU runtimes and others rely on it."""
+
+
+_PROCESS_LIMITS = {"-v": ("address space", "as"), "-d": ("data size", "data")}
+"""The row in /proc/self/limits and the option of prlimit(1), by the option of ulimit."""
+
+
+def low_limit(case: Case) -> Iterator[Finding]:
+    """Check for a control group or ``ulimit -v`` that allows less than half of the machine's free
+    memory.
+    """
+    memory = case.report.memory
+    usable = memory.usable
+    if usable.bytes >= memory.free_bytes // 2:
+        return
+    group = re.search(r"control group\S* limit in (\S+)", usable.reason)
+    if group:
+        command, details = _raise_group(case, PurePosixPath(group[1]))
+    elif option := re.search(r"ulimit (-\w)", usable.reason):
+        command, details = _raise_process_limit(case, option[1])
+    else:
+        return
+    yield Finding(
+        check="memory-limit",
+        severity=Severity.SLOWS,
+        message=(
+            f"{format_bytes(usable.bytes)} of memory is usable here, but the machine has "
+            f"{format_bytes(memory.free_bytes)} free: limited by {usable.reason}"
+        ),
+        command=command,
+        details=details,
+    )
+
+
+def unknown_memory(case: Case) -> Iterator[Finding]:
+    """Check for memory of unknown size, which is not used."""
+    memory = case.report.memory
+    if memory.total_bytes == 0:
+        yield Finding(
+            check="memory",
+            severity=Severity.PREVENTS,
+            message=f"no memory is usable: {memory.usable.reason}",
+            command="sudo mount -t proc proc /proc",
+        )
+
+
+def _raise_group(case: Case, directory: PurePosixPath) -> tuple[str, str]:
+    if case.container == "kubernetes":
+        return "kubectl set resources deployment NAME --limits=memory=SIZE", ""
+    if tool := case.container_tool:
+        total = f"{case.report.memory.total_bytes // _MIB}m"
+        return (
+            f"{tool} update --memory {total} --memory-swap {total} CONTAINER",
+            "on the host, with this container's name",
+        )
+    if directory.suffix in (".service", ".slice", ".scope"):
+        return (
+            f"sudo systemctl set-property {directory.name} MemoryMax=infinity MemoryHigh=infinity",
+            "",
+        )
+    version_1 = case.system.text(
+        case.system.sys.joinpath(*_below_sys(directory), "memory.limit_in_bytes")
+    )
+    if version_1 is not None:
+        return f"echo -1 | sudo tee {directory}/memory.limit_in_bytes", ""
+    return f"echo max | sudo tee {directory}/memory.max {directory}/memory.high", ""
+
+
+def _below_sys(directory: PurePosixPath) -> tuple[str, ...]:
+    parts = directory.parts
+    return parts[2:] if parts[:2] == ("/", "sys") else parts[1:]
+
+
+def _raise_process_limit(case: Case, option: str) -> tuple[str, str]:
+    """Suggest ``ulimit`` within the hard limit, or else a command that requires root."""
+    row, name = _PROCESS_LIMITS[option]
+    limits = case.system.text(case.system.proc / "self/limits") or ""
+    is_soft = re.search(rf"^Max {row} +\S+ +unlimited ", limits, re.MULTILINE)
+    command = (
+        f"ulimit {option} unlimited" if is_soft else f"sudo prlimit --pid $$ --{name}=unlimited"
+    )
+    return command, "in the shell that starts potluck"
+
+
+def swap(case: Case) -> Iterator[Finding]:
+    """Check for heavily used swap, or no swap on a small machine."""
+    values = _meminfo(case)
+    total, free = values.get("SwapTotal"), values.get("SwapFree")
+    if total is None or free is None:
+        return
+    used = total - free
+    if used > _MOST_SWAPPED_BYTES:
+        fits = values.get("MemAvailable", 0) > 2 * used
+        yield Finding(
+            check="swap",
+            severity=Severity.NOTE,
+            message=f"{format_bytes(used)} are swapped out: a model in swap is slowed down by"
+            " the disk",
+            command="sudo swapoff -a && sudo swapon -a"
+            if fits
+            else "ps axk -rss o rss,comm | head",
+            details="" if fits else "shows what uses the memory; stop programs that are not needed",
+        )
+    is_small = case.report.memory.total_bytes < _NO_SWAP_NEEDED_BYTES
+    if total == 0 and is_small and not case.container:
+        yield Finding(
+            check="swap",
+            severity=Severity.NOTE,
+            message="there is no swap: when memory runs out, processes are killed without warning",
+            command=_add_swap(case),
+        )
+
+
+def _add_swap(case: Case) -> str:
+    """Suggest compressed swap in memory if a package provides it, since boards have slow disks."""
+    compressed = {"apt": "zram-tools", "dnf": "zram-generator-defaults"}
+    return case.distribution.install(compressed) or (
+        "sudo fallocate -l 2G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "
+        "&& sudo swapon /swapfile"
+    )
+
+
+def _meminfo(case: Case) -> dict[str, int]:
+    """Return the fields of ``/proc/meminfo`` (proc(5)) in bytes."""
+    text = case.system.text(case.system.proc / "meminfo") or ""
+    pairs = re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)
+    return {name: int(value) * 1024 for name, value in pairs}
+
+
+def small_shared_memory(case: Case) -> Iterator[Finding]:
+    """Check for ``/dev/shm`` that is missing, or smaller than programs expect."""
+    size = case.shared_memory_bytes
+    if size is not None and size >= _SHARED_MEMORY_BYTES:
+        return
+    if tool := case.container_tool:
+        command = f"{tool} run --shm-size 1g …"
+    elif size is None:
+        command = "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm"
+    else:
+        command = "sudo mount -o remount,size=1G /dev/shm"
+    problem = "is missing" if size is None else f"is only {format_bytes(size)}"
+    yield Finding(
+        check="shared-memory",
+        severity=Severity.NOTE,
+        message=f"/dev/shm {problem}: drivers and libraries that use shared memory fail",
+        command=command,
+    )

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 from potluck.text.marks import Marks
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
-from potluck.text.tool_formats.lark import SPACE, TEXT, LarkSource, either
 from potluck.text.tool_formats.stream import CallStream, Steps
-from potluck.text.tool_formats.syntax import ToolSyntax, callable_tools, is_constrained
+from potluck.text.tool_formats.syntax import (
+    SPACE,
+    TEXT,
+    LarkSource,
+    ToolSyntax,
+    callable_tools,
+    either,
+    is_constrained,
+)
 from potluck.types.output import (
     OutputParser,
     OutputPart,

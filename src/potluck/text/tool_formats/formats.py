@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from potluck.text.tool_formats.json_calls import JsonCalls
-from potluck.text.tool_formats.named_calls import NamedCalls
+from potluck.text.tool_formats.json_calls import JsonCalls, NamedCalls
 from potluck.text.tool_formats.tagged_calls import TaggedCalls
 
 LLAMA = JsonCalls(

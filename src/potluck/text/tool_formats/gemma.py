@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from potluck.errors import ParameterError
 from potluck.grammars.build import json_schema
 from potluck.text.marks import Marks
-from potluck.text.tool_formats.lark import LarkSource, either
 from potluck.text.tool_formats.schemas import (
     Schema,
     as_schema,
     branches,
+    comma_separated,
     json_value,
     require_only,
+    text_expression,
 )
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import CallableTool
-from potluck.text.tool_formats.values import comma_separated, text_expression
+from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either
 from potluck.types.text import Tool
 
 _MAX_DEPTH = 64

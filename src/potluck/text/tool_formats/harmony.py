@@ -13,9 +13,14 @@ from dataclasses import dataclass
 
 from potluck.text.marks import Marks
 from potluck.text.tool_formats.chat_format import SteppedParser
-from potluck.text.tool_formats.lark import TEXT, LarkSource, either
 from potluck.text.tool_formats.stream import CallStream, Steps
-from potluck.text.tool_formats.syntax import callable_tools, is_constrained
+from potluck.text.tool_formats.syntax import (
+    TEXT,
+    LarkSource,
+    callable_tools,
+    either,
+    is_constrained,
+)
 from potluck.types.output import OutputParser, ToolMode, ToolUse
 
 NAME = "harmony"

@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.grammars.build import json_schema
-from potluck.text.tool_formats.lark import LarkSource, either, repeated
-from potluck.text.tool_formats.schemas import as_schema, properties_of, require_only
+from potluck.text.tool_formats.schemas import (
+    as_schema,
+    comma_separated,
+    properties_of,
+    require_only,
+)
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import CallableTool
-from potluck.text.tool_formats.values import comma_separated
+from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either, repeated
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s()\[\]{}=,'\"<>]*")

@@ -1,16 +1,133 @@
-"""The interface of a wire format for tool calls."""
+"""The interface of a wire format for tool calls, and the grammar of a model's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from potluck.grammars.build import json_object, json_schema
-from potluck.text.tool_formats.lark import LarkSource
+from potluck.grammars.build import combined, control_token, json_object, json_schema, literal
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import Tool
+
+TEXT = "TEXT"
+"""The terminal that matches any text. It does not match control tokens."""
+
+SPACE = "SPACE"
+"""The terminal that matches the white space that models write between parts."""
+
+_TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,6}}/\n"
+
+
+class LarkSource:
+    """Collects rules, and the grammars that they reference.
+
+    ``control_tokens`` are the texts of the model's control tokens: if a text of the format contains
+    one, the grammar requires the token, because its text as ordinary tokens is not the same.
+    """
+
+    def __init__(self, control_tokens: Collection[str]) -> None:
+        longest_first = sorted(filter(None, control_tokens), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._rules: list[str] = []
+        self._parts: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+
+    def text(self, text: str) -> str:
+        """Return the expression that matches exactly ``text``, which is not empty."""
+        pieces = []
+        position = 0
+        for match in self._control.finditer(text):
+            if match.start() > position:
+                pieces.append(literal(text[position : match.start()]))
+            pieces.append(control_token(match[0]))
+            position = match.end()
+        if position < len(text):
+            pieces.append(literal(text[position:]))
+        return " ".join(pieces)
+
+    def until(self, mark: str, *, text: str = TEXT) -> str:
+        """Return the expression of any text up to ``mark``, followed by the mark.
+
+        ``text`` is the terminal of the text. A control token in the mark ends the text.
+        """
+        match = self._control.search(mark)
+        if match is not None:
+            return f"{text} {self.text(mark[match.start() :])}"
+        return self.rule(f"{text} {literal(mark)}", options="[lazy]")
+
+    def terminal(self, expression: str) -> str:
+        """Add a terminal and return its name."""
+        key = f"terminal {expression}"
+        if key not in self._names:
+            self._names[key] = f"TERMINAL_{len(self._rules)}"
+            self._rules.append(f"{self._names[key]}: {expression}\n")
+        return self._names[key]
+
+    def rule(self, expression: str, *, options: str = "") -> str:
+        """Add a rule and return its name."""
+        key = f"{options}: {expression}"
+        if key not in self._names:
+            self._names[key] = f"rule_{len(self._rules)}"
+            self._rules.append(f"{self._names[key]}{options}: {expression}\n")
+        return self._names[key]
+
+    def named_rule(self, name: str, expression: str) -> None:
+        """Add the rule ``name`` unless it exists; for recursive rules."""
+        if name not in self._names:
+            self._names[name] = name
+            self._rules.append(f"{name}: {expression}\n")
+
+    @property
+    def num_rules(self) -> int:
+        """Number of rules and terminals."""
+        return len(self._rules)
+
+    def reserved_rule(self, key: str) -> tuple[str, bool]:
+        """Return the name of the rule for ``key``, and whether it is new and has to be defined."""
+        if is_new := key not in self._names:
+            self._names[key] = f"rule_{len(self._rules)}"
+            self._rules.append("")
+        return self._names[key], is_new
+
+    def define(self, name: str, expression: str) -> None:
+        """Define a rule that was reserved."""
+        self._rules[int(name.removeprefix("rule_"))] = f"{name}: {expression}\n"
+
+    def part(self, grammar: str) -> str:
+        """Add a grammar built by ``potluck.grammars.build``, and return the reference to it."""
+        key = f"@{grammar}"
+        if key not in self._names:
+            name = f"part_{len(self._parts)}"
+            self._names[key] = f"@{name}"
+            self._parts[name] = grammar
+        return self._names[key]
+
+    def grammar(self, start: str) -> str:
+        """Return the grammar that starts with the expression ``start``."""
+        source = f"start: {start}\n{''.join(self._rules)}{_TERMINALS}"
+        return combined(source, self._parts)
+
+
+def either(expressions: Iterable[str]) -> str:
+    """Return the expression that matches any of ``expressions``."""
+    return "(" + " | ".join(f"({each})" for each in expressions) + ")"
+
+
+def spaced(space: str, expression: str) -> str:
+    """Return ``expression``, preceded by optional white space if the format writes ``space`` before
+    it.
+    """
+    return f"{SPACE} {expression}" if space else expression
+
+
+def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:
+    """Return the expression of one ``expression``, or of one or more if ``is_parallel``."""
+    if not is_parallel:
+        return expression
+    return f"{expression} ({separator} {expression})*"
 
 
 class ToolSyntax(Protocol):

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 from potluck.text.marks import Marks
 from potluck.text.tool_formats.json_calls import HERMES
-from potluck.text.tool_formats.lark import LarkSource, either, repeated, spaced
 from potluck.text.tool_formats.schemas import (
     Schema,
     argument_json,
     as_schema,
     properties_of,
     require_only,
+    text_expression,
+    text_or_json,
     types_of,
 )
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import CallableTool
-from potluck.text.tool_formats.values import text_expression, text_or_json
+from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either, repeated, spaced
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s<>]*")

@@ -12,8 +12,7 @@ import os
 from pathlib import Path
 
 from potluck.engines.backends import BACKENDS
-from potluck.types.abilities import ALL_FEATURES, BackendAbilities
-from potluck.types.backend import BackendSpec, DeviceKind
+from potluck.types.backend import ALL_FEATURES, BackendAbilities, BackendSpec, DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
 from potluck.types.tensor import TensorFormat
 from potluck.types.unit import Interface

@@ -23,7 +23,7 @@ from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault, UnitAddress
 
 if TYPE_CHECKING:
-    from potluck.types.abilities import BackendAbilities
+    from potluck.types.backend import BackendAbilities
     from potluck.types.engine import Exchange, ExpertUse, TokenMasks
 
 

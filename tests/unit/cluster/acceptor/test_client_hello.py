@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.cluster.acceptor.client_hello import (
+from potluck.cluster.acceptor.routes import (
     MAX_HELLO_BYTES,
     ClientHello,
     Incomplete,

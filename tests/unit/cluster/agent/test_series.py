@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from potluck.cluster.agent.series import MAX_MODELS, Series
-from potluck.types.samples import ModelSample
+from potluck.types.cluster_events import ModelSample
 
 
 def sample(rate: float, *stages: float | None) -> ModelSample:

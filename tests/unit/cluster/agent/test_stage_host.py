@@ -29,7 +29,7 @@ from potluck.cluster.calls import (
     StageScope,
 )
 from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.routed import RoutedConnections
+from potluck.cluster.edges.listener import RoutedConnections
 from potluck.cluster.worker.messages import (
     Connect,
     Load,

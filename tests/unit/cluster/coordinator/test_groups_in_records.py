@@ -16,7 +16,7 @@ from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.starting import connect_stages, stage_spec
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.worker.messages import Connect, Peer
-from potluck.placement.planning import limits_of, size_of
+from potluck.placement.planned import limits_of, size_of
 from potluck.types.deployment import DeploymentRecord, StageRecord
 from potluck.types.groups import GroupPart
 from potluck.types.program import Shard

@@ -18,17 +18,15 @@ from potluck.cluster.coordinator.metrics import have_changed, paces_of
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import EngineError
-from potluck.placement.comparison import (
-    PlanComparison,
-    compared,
-    cost_of_move,
-    is_in_force,
-)
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,
     SWITCH_SECONDS,
     MoveCost,
+    PlanComparison,
     RebalancePolicy,
+    compared,
+    cost_of_move,
+    is_in_force,
 )
 from potluck.types.choices import Objective, Rebalance
 from potluck.types.cluster import Epoch, NodeId, UnitId
@@ -179,7 +177,7 @@ def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.Mo
         predicted_stages.extend(stages)
         return prediction(A, B)
 
-    monkeypatch.setattr("potluck.placement.comparison.prediction_of", predict)
+    monkeypatch.setattr("potluck.placement.rebalancing.prediction_of", predict)
     units = {
         node: SimpleNamespace(
             candidates=[SimpleNamespace(node_id=each, unit_id=CPU) for each in node]

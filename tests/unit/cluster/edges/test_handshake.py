@@ -33,8 +33,7 @@ from support.processes.waiting import done_within
 
 from potluck.cluster.edges.address import EdgeAddress
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Scope
-from potluck.cluster.edges.hello import Hello, encode_hello, encode_refusal
+from potluck.cluster.edges.frames import FrameKind, Hello, Scope, encode_hello, encode_refusal
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.trust.credentials import Credentials
 from potluck.errors import EdgeClosedError, EdgeError

@@ -8,7 +8,7 @@ import pytest
 
 from potluck.cluster.membership import Address, MembershipConfig, PemPaths, parse_address
 from potluck.cluster.membership.diagnosis import hint_for
-from potluck.cluster.membership.keys import KeySpace, NodeSession, SessionId, parse_alive
+from potluck.cluster.membership.messages import KeySpace, NodeSession, SessionId, parse_alive
 from potluck.cluster.membership.zenoh_config import zenoh_json
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId

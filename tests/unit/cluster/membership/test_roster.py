@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from potluck.cluster.membership.keys import NodeSession, SessionId
+from potluck.cluster.membership.messages import NodeSession, SessionId
 from potluck.cluster.membership.roster import Change, Incompatible, Joined, Roster, SessionEnded
 from potluck.types.cluster import NodeId
 

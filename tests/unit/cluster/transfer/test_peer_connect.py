@@ -22,10 +22,11 @@ from support.cluster.transfers import (
 )
 from support.processes.waiting import eventually
 
-from potluck.cluster.transfer import assignments, peer_connect, peer_lane
+from potluck.cluster.transfer import assignments, peer_lane
+from potluck.cluster.transfer import peer_lane as peer_connect
 from potluck.cluster.transfer.messages import DialWanted
-from potluck.cluster.transfer.peer_connect import connect_to_peer
 from potluck.cluster.transfer.peer_frames import HELLO, OFFER, SERVER_NAME, is_offer
+from potluck.cluster.transfer.peer_lane import connect_to_peer
 from potluck.errors import TransferError
 from potluck.types.cluster import NodeId
 from potluck.types.content import CHUNK_BYTES

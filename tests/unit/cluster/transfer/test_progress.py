@@ -8,8 +8,7 @@ from support.cluster.transfers import content_of, file_bytes, from_hub, from_pee
 
 from potluck.cluster.transfer.demand import Demand
 from potluck.cluster.transfer.jobs import JobProgress
-from potluck.cluster.transfer.origins import HUB, Origin, Routes
-from potluck.cluster.transfer.shared_file import SharedFile
+from potluck.cluster.transfer.shared_file import HUB, Origin, Routes, SharedFile
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
 from potluck.types.content import CHUNK_BYTES, ChunkSource, HubOrigin, SourceKind

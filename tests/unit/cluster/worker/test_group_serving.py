@@ -14,8 +14,7 @@ from support.engines.group_edges import node
 
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Scope
-from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.steps import (
     Restores,

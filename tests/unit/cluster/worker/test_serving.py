@@ -17,8 +17,7 @@ from support.processes.waiting import eventually
 
 from potluck.cluster.edges.connect import connect_edge
 from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Scope
-from potluck.cluster.edges.hello import Hello
+from potluck.cluster.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.edges.listener import EdgeListener
 from potluck.cluster.steps import StepEncoder
 from potluck.cluster.worker import serving as module

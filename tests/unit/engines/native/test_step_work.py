@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from potluck.engines.native.op_labels import label_of
 from potluck.engines.native.products import Operands, operands_of
+from potluck.engines.native.program import label_of
 from potluck.engines.native.step_work import work_of
 from potluck.types.program import (
     Add,

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from potluck.engines.profiling import timing
-from potluck.engines.profiling.timing import Stopwatch, best_seconds
+from potluck.engines.profiling import rate_program
+from potluck.engines.profiling.rate_program import Stopwatch, best_seconds
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 
 STEP = Step(
@@ -30,7 +30,7 @@ class Machine:
         self.now = self.computed = 0.0
         self.num_throttled = 5
         clocks = SimpleNamespace(perf_counter=lambda: self.now, process_time=lambda: self.computed)
-        monkeypatch.setattr(timing, "time", clocks)
+        monkeypatch.setattr(rate_program, "time", clocks)
 
     def work(self, seconds: float, *, threads: int = 1, held_up: float = 0.0) -> Callable[[], None]:
         def do() -> None:

@@ -6,8 +6,8 @@ import pytest
 from support.placement.fleets import probe_document
 
 from potluck.errors import UsageError
-from potluck.placement.fleet.description import LinkFigures, LinkPair, ManualDescription, Probed
 from potluck.placement.fleet.file import read_fleet
+from potluck.placement.fleet.keys import LinkFigures, LinkPair, ManualDescription, Probed
 
 Write = Callable[[str], Path]
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from potluck.placement.fleet.file import read_fleet
-from potluck.placement.fleet.planning import fleet_links
-from potluck.placement.fleet.reports import node_id_of
+from potluck.placement.fleet.planning import fleet_links, node_id_of
 from potluck.placement.links import LOOPBACK, NETWORK, Link, LinkTable
 from potluck.types.placement import Basis
 

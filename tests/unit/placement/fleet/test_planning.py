@@ -11,8 +11,7 @@ from support.models.sparse_models import SparseModel
 from support.schemas import validate_document
 
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.placement.fleet.planning import plan_fleet
-from potluck.placement.fleet.reports import node_id_of
+from potluck.placement.fleet.planning import node_id_of, plan_fleet
 
 LARGE = SparseModel(
     hidden_size=2048,

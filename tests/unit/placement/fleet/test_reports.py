@@ -1,4 +1,4 @@
-from potluck.placement.fleet.description import (
+from potluck.placement.fleet.keys import (
     DescribedUnit,
     Fleet,
     Machine,
@@ -6,7 +6,7 @@ from potluck.placement.fleet.description import (
     OperationRates,
     Probed,
 )
-from potluck.placement.fleet.reports import coordinator_of, node_id_of, node_reports
+from potluck.placement.fleet.planning import coordinator_of, node_id_of, node_reports
 from potluck.placement.offering import offers
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import DeviceKind

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.portability.linking import a_host
 
-from potluck.portability.checks.imports import file_of_module, is_for_other_python
+from potluck.portability.checks.host_check import file_of_module, is_for_other_python
 from potluck.portability.hosts.host import HostPython
 
 OWN = "p/a.cpython-315-x86_64-linux-gnu.so"

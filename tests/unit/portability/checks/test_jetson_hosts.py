@@ -13,8 +13,7 @@ from support.portability.linking import a_host, an_elf
 from potluck.portability.checks.host_check import HostCheck
 from potluck.portability.checks.needs import ObjectNeeds, WheelNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
-from potluck.portability.cuda.fat_binary import CodeKind, GpuCode, GpuModule
-from potluck.portability.cuda.needs import CudaNeeds
+from potluck.portability.cuda.fat_binary import CodeKind, CudaNeeds, GpuCode, GpuModule
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host, HostGpu
 from potluck.portability.hosts.shipped import load_shipped_host, shipped_hosts

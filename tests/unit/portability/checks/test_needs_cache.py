@@ -10,9 +10,8 @@ from support.portability.elf_bytes import Elf, Need, Symbol
 from support.portability.wheel_bytes import write_wheel
 
 from potluck.errors import WheelFileError
-from potluck.portability.checks import needs_cache
-from potluck.portability.checks.needs import read_needs
-from potluck.portability.checks.needs_cache import cached_needs, default_needs_folder
+from potluck.portability.checks import needs as needs_cache
+from potluck.portability.checks.needs import cached_needs, default_needs_folder, read_needs
 
 EXTENSION = Elf(
     needed=["libc.so.6"],

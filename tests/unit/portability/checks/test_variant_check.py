@@ -14,7 +14,7 @@ from potluck.portability.checks.variant_properties import variant_findings
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_levels import level_flags
+from potluck.portability.instructions.x86_instructions import level_flags
 from potluck.portability.wheels.variants import Variant
 
 V3 = level_flags()["x86-64-v3"]

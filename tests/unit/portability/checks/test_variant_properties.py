@@ -10,7 +10,7 @@ from support.portability.described_hosts import described_host
 from potluck.portability.checks.variant_properties import host_namespaces, variant_rank
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_levels import level_flags
+from potluck.portability.instructions.x86_instructions import level_flags
 from potluck.portability.wheels.variants import Variant
 
 FLAGS = level_flags()["x86-64-v4"] | {"avx512_bf16", "gfni"}

@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 from support.portability.described_hosts import described_host
 
-from potluck.portability.cuda.compatibility import GpuCompatibility, code_compatibility
-from potluck.portability.cuda.fat_binary import CodeKind, GpuCode, GpuModule
-from potluck.portability.cuda.findings import cuda_findings, host_cuda
-from potluck.portability.cuda.needs import CudaNeeds
+from potluck.portability.cuda.fat_binary import CodeKind, CudaNeeds, GpuCode, GpuModule
+from potluck.portability.cuda.findings import (
+    GpuCompatibility,
+    code_compatibility,
+    cuda_findings,
+    host_cuda,
+)
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host

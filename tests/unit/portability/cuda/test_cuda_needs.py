@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from support.portability.gpu_libraries import PTX, SASS, Entry, elf_file, fat_binary, shared_object
 
-from potluck.portability.cuda.needs import CudaNeeds, read_cuda_needs
+from potluck.portability.cuda.fat_binary import CudaNeeds, read_cuda_needs
 from potluck.portability.cuda.table import shipped_table
 
 BANNER = b"\0Cuda compilation tools, release 12.9, V12.9.86\0"

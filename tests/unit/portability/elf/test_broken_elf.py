@@ -12,8 +12,8 @@ from support.portability.elf_bytes import BASE, Definition, Elf, Need, Segment, 
 
 from potluck.errors import ElfError, NotLoadableError
 from potluck.portability.elf import dynamic as elf_dynamic
+from potluck.portability.elf import dynamic as elf_versions
 from potluck.portability.elf import symbols as elf_symbols
-from potluck.portability.elf import versions as elf_versions
 from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 

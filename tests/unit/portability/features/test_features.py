@@ -8,7 +8,7 @@ import pytest
 from support.portability.described_hosts import described_host
 from support.portability.gpu_libraries import elf_file, shared_object
 
-from potluck.portability.cuda.needs import CudaNeeds
+from potluck.portability.cuda.fat_binary import CudaNeeds
 from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import (
     Build,

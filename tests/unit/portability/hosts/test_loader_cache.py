@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.portability.hosts.loader_paths import CacheEntry, read_loader_cache
+from potluck.portability.hosts.c_library import CacheEntry, read_loader_cache
 
 X86_64 = 0x0303
 ENTRIES = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.machines.machine_tree import machine_tree
 
-from potluck.portability.hosts.loader_paths import CacheEntry, LoaderPaths, glibc_paths, musl_paths
+from potluck.portability.hosts.c_library import CacheEntry, LoaderPaths, glibc_paths, musl_paths
 from potluck.portability.hosts.root_files import RootFiles
 
 LOADER = "/lib/ld-linux-aarch64.so.1"

@@ -7,7 +7,7 @@ import pytest
 
 from potluck.portability.elf.defined_symbols import DefinedSymbol
 from potluck.portability.hosts.host import Definition
-from potluck.portability.hosts.shared_symbols import LibrarySymbols, SharedSymbols, share
+from potluck.portability.hosts.shipped import LibrarySymbols, SharedSymbols, share
 from potluck.portability.hosts.symbol_set import symbol_set
 
 OLD = LibrarySymbols(

@@ -10,7 +10,7 @@ from support.kernels.build import require_tool
 from support.portability.elf_bytes import Elf, Segment
 
 from potluck.portability.elf.image import open_image
-from potluck.portability.instructions.arm64_instructions import arm64_flags
+from potluck.portability.instructions.cpu_needs import arm64_flags
 
 INSTRUCTIONS = {
     "atomics": [

@@ -12,13 +12,13 @@ from support.portability.elf_bytes import Elf, Segment, code_segments, property_
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host
-from potluck.portability.instructions.cpu_levels import level_flags
 from potluck.portability.instructions.cpu_needs import (
     CpuNeeds,
     code_findings,
     cpu_findings,
     cpu_needs,
 )
+from potluck.portability.instructions.x86_instructions import level_flags
 
 PT_NOTE, PT_GNU_PROPERTY = 4, 0x6474E553
 NEEDED, USED, OTHER = 0xC0008002, 0xC0010002, 0xC0000002

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.portability.elf_bytes import Elf, Segment, Symbol
 
-from potluck.portability.elf import strings as elf_strings
+from potluck.portability.elf import sections as elf_strings
 from potluck.portability.elf.reader import read_elf
-from potluck.portability.elf.strings import library_names
+from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Severity
 from potluck.portability.linking.opened_libraries import (
     OpenedLibrary,

@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from potluck.portability.hosts.host import HostPython
-from potluck.portability.linking.requirements import provider_of, required_names
+from potluck.portability.linking.opened_libraries import provider_of, required_names
 
 PYTHON = HostPython(implementation="cpython", version=(3, 11))
 

@@ -8,9 +8,8 @@ from packaging.requirements import Requirement
 from support.portability.folder_index import PYTHON, a_host
 
 from potluck.portability.hosts.host import Host
-from potluck.portability.planning.constraints import constraints_files
 from potluck.portability.planning.index import IndexFile
-from potluck.portability.planning.plan import HostPlan, PlannedWheel
+from potluck.portability.planning.plan import HostPlan, PlannedWheel, constraints_files
 from potluck.portability.planning.target import target_of
 
 OUTPUT = Path("folder/constraints.txt")

@@ -9,9 +9,8 @@ from packaging.version import Version
 from support.portability.folder_index import PYTHON, a_host
 
 from potluck.portability.hosts.host import Host
-from potluck.portability.planning.index import IndexFile
+from potluck.portability.planning.index import IndexFile, Release
 from potluck.portability.planning.refusals import release_refusal
-from potluck.portability.planning.releases import Release
 from potluck.portability.planning.target import target_of
 
 

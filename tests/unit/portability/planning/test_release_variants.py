@@ -14,7 +14,7 @@ from support.portability.folder_index import PYTHON, FolderIndex, a_host, planne
 
 from potluck.errors import WheelDownloadError
 from potluck.portability.hosts.host import Host, HostGpu
-from potluck.portability.instructions.cpu_levels import level_flags
+from potluck.portability.instructions.x86_instructions import level_flags
 from potluck.portability.planning.index import IndexFile, WithLocalWheels, parse_variants_filename
 from potluck.portability.planning.plan import PlannedWheel
 from potluck.portability.planning.planner import Planner, UnplannableError

@@ -13,7 +13,7 @@ from support.portability.folder_index import FolderIndex
 
 from potluck.errors import WheelFileError
 from potluck.portability.planning.index import IndexFile
-from potluck.portability.planning.sources import build_needs
+from potluck.portability.planning.problems import build_needs
 
 PROJECT = b'[build-system]\nrequires = ["setuptools>=61", "cython"]\n'
 

@@ -12,7 +12,7 @@ from support.portability.linking import a_host
 
 from potluck.errors import UsageError
 from potluck.portability.hosts.host import HostPython
-from potluck.portability.wheels.older_releases import MAX_CHECKED, newest_usable_release
+from potluck.portability.wheels.named_wheels import MAX_CHECKED, newest_usable_release
 
 PYTHON = HostPython(implementation="cpython", version=(3, 8))
 

@@ -18,8 +18,7 @@ from support.machines.doctor_cases import (
 
 from potluck.portability.finding import Finding as Lack
 from potluck.portability.finding import Severity as Weight
-from potluck.probe.doctor.case import Case, OpenedLibrary, Severity, UnloadablePackage
-from potluck.probe.doctor.distribution import Distribution
+from potluck.probe.doctor.case import Case, Distribution, OpenedLibrary, Severity, UnloadablePackage
 from potluck.probe.doctor.examine import examine
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
 from potluck.types.hardware import Trial

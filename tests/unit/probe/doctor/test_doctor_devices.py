@@ -18,8 +18,7 @@ from support.machines.doctor_cases import (
     the_finding,
 )
 
-from potluck.probe.doctor.case import Severity, User
-from potluck.probe.doctor.distribution import Distribution
+from potluck.probe.doctor.case import Distribution, Severity, User
 from potluck.probe.doctor.examine import examine
 from potluck.types.backend import DeviceKind
 from potluck.types.unit import Interface

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.machines.doctor_cases import a_system
 
-from potluck.probe.doctor.distribution import Distribution, read_distribution
+from potluck.probe.doctor.case import Distribution, read_distribution
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from support.kernels.build import require_tool
 from support.machines.doctor_cases import a_report, a_system
 
-from potluck.probe.doctor.loading import (
+from potluck.probe.doctor.look import (
     Package,
     find_library,
     inspect_opened_libraries,

@@ -19,8 +19,7 @@ from support.machines.doctor_cases import (
     the_finding,
 )
 
-from potluck.probe.doctor.case import Folder, Severity
-from potluck.probe.doctor.distribution import Distribution
+from potluck.probe.doctor.case import Distribution, Folder, Severity
 from potluck.probe.doctor.examine import examine
 from potluck.probe.doctor.settings import CACHE, MODELS, STATE
 from potluck.types.hardware import Trial

@@ -16,8 +16,7 @@ from support.machines.doctor_cases import (
     the_finding,
 )
 
-from potluck.probe.doctor.case import Severity
-from potluck.probe.doctor.distribution import Distribution
+from potluck.probe.doctor.case import Distribution, Severity
 from potluck.probe.doctor.examine import examine
 from potluck.probe.doctor.look import missing_packages
 from potluck.types.backend import BackendSpec, DeviceKind

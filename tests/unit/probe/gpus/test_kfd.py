@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.machines.sysfs_trees import make_system, write_files
 
-from potluck.probe.gpus.kfd import KfdNode, gpu_nodes
+from potluck.probe.detectors.amd import KfdNode, gpu_nodes
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 

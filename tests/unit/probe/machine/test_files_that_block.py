@@ -14,7 +14,7 @@ import pytest
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
-from potluck.probe.doctor.distribution import read_distribution
+from potluck.probe.doctor.case import read_distribution
 from potluck.probe.machine.boards import machine_name
 from potluck.probe.machine.cores import cache_bytes
 from potluck.probe.machine.system import System, read_regular_file

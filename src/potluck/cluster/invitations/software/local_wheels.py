@@ -12,14 +12,14 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from potluck.cluster.invitations.software import own_wheel
+from potluck.cluster.invitations.software import installed_wheel
 from potluck.cluster.invitations.software.installed_wheel import (
     installed_distribution,
     wheel_of_installed,
 )
 from potluck.errors import WheelFileError
 from potluck.portability.checks.host_check import HostCheck
-from potluck.portability.checks.needs_cache import cached_needs
+from potluck.portability.checks.needs import cached_needs
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.finding import Verdict
 from potluck.portability.hosts.host import Host
@@ -43,7 +43,7 @@ class LocalWheels:
     """The wheels on this node that are compatible with one host. Not thread-safe.
 
     ``folders`` are searched before ``store``, to which rebuilt wheels are added. ``needs`` caches
-    what was read from wheels (``needs_cache``).
+    what was read from wheels (``needs.cached_needs``).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LocalWheels:
 
     def _candidates(self, name: str, version: str, refusals: list[str]) -> Iterator[Path]:
         for path in _wheels(self._folders, name, version):
-            if name != own_wheel.NAME or own_wheel.is_of_this_node(path):
+            if name != installed_wheel.NAME or installed_wheel.is_of_this_node(path):
                 yield path
             else:
                 refusals.append(f"{path.name} was built from other Python sources than this node's")

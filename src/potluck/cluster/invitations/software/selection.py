@@ -19,9 +19,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from potluck.cluster.invitations.software.installed_wheel import installed_distribution
+from potluck.cluster.invitations.software.installed_wheel import NAME, installed_distribution
 from potluck.cluster.invitations.software.local_wheels import LocalWheels, Release
-from potluck.cluster.invitations.software.own_wheel import NAME
 from potluck.errors import WheelDownloadError
 from potluck.portability.planning.index import Index, WithLocalWheels
 from potluck.portability.planning.planner import Planner, UnplannableError

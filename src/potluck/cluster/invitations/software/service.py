@@ -5,11 +5,14 @@ The invitation server checks the token, and calls this in threads of its own.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import json
 import logging
 import queue
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -18,13 +21,12 @@ from typing import Any
 import msgspec
 
 from potluck.cluster.invitations.answers import Answer, answer_of
-from potluck.cluster.invitations.software.description import description_program
 from potluck.cluster.invitations.software.endpoint import Endpoint, python_program
+from potluck.cluster.invitations.software.installed_wheel import folders_with_checkout
 from potluck.cluster.invitations.software.local_wheels import LocalWheels
-from potluck.cluster.invitations.software.own_wheel import folders_with_checkout
 from potluck.cluster.invitations.software.selection import OpenIndex, Software, choose_software
 from potluck.errors import HostError, PotluckError
-from potluck.portability.checks.needs_cache import default_needs_folder
+from potluck.portability.checks.needs import default_needs_folder
 from potluck.portability.hosts.document import read_host
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES
 from potluck.portability.planning.pip_index import PipIndex
@@ -41,6 +43,71 @@ _MAX_CHOICES = 64
 _PIECE_BYTES = 1 << 18
 
 SendLine = Callable[[dict[str, Any]], None]
+
+
+_MODULES = (
+    "__init__",
+    "errors",
+    "uname",
+    "version",
+    *(
+        f"portability/{name}"
+        for name in (
+            "__init__",
+            "elf/__init__",
+            "elf/defined_symbols",
+            "elf/machines",
+            "hosts/__init__",
+            "hosts/amd_architectures",
+            "hosts/c_library",
+            "hosts/host",
+            "hosts/installed",
+            "hosts/library_file",
+            "hosts/root_files",
+            "hosts/symbol_set",
+            "hosts/writing",
+        )
+    ),
+)
+"""The imports of ``portability.hosts.{installed,writing}``; a test runs them."""
+
+_MAIN = """\
+import sys
+
+from potluck.errors import PotluckError
+from potluck.portability.hosts.installed import describe_host
+from potluck.portability.hosts.writing import encoded, host_document
+
+try:
+    sys.stdout.buffer.write(encoded(host_document(describe_host())))
+except PotluckError as error:
+    sys.exit(f"error: {error.message}")
+"""
+
+_TIME = (1980, 1, 1, 0, 0, 0)
+"""The oldest time that an archive can have: the same modules produce the same archive."""
+
+
+@functools.cache
+def description_program() -> bytes:
+    """Return the archive. It prints a document of schema ``potluck.host/1``.
+
+    It contains the modules that describe this machine for ``potluck probe``, which only import the
+    standard library, so both descriptions are alike.
+    """
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in _MODULES:
+            source = resources.files("potluck").joinpath(f"{name}.py").read_bytes()
+            archive.writestr(_member(f"potluck/{name}.py"), source)
+        archive.writestr(_member("__main__.py"), _MAIN)
+    return made.getvalue()
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, _TIME)
+    member.compress_type = zipfile.ZIP_DEFLATED
+    return member
 
 
 class SoftwareService:

@@ -11,7 +11,7 @@ import pytest
 from support.schemas import validate_document
 
 from potluck.child_environment import child_environment
-from potluck.cluster.invitations.software.description import description_program
+from potluck.cluster.invitations.software.service import description_program
 from potluck.portability.hosts.document import read_host
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES, host_document

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import potluck
-from potluck.cluster.invitations.software import own_wheel
-from potluck.cluster.invitations.software.own_wheel import (
+from potluck.cluster.invitations.software import installed_wheel
+from potluck.cluster.invitations.software.installed_wheel import (
     check_own_wheel,
     is_of_this_node,
     keep_wheels,
@@ -34,7 +34,7 @@ def make_wheel(folder: Path, *, changed: bool = False) -> Path:
 @pytest.fixture
 def from_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     checkout = tmp_path / "checkout"
-    monkeypatch.setattr(own_wheel, "checkout", lambda: checkout)
+    monkeypatch.setattr(installed_wheel, "checkout", lambda: checkout)
     return checkout
 
 

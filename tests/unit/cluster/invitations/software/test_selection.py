@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cluster.invitations.software import own_wheel, selection
+from potluck.cluster.invitations.software import installed_wheel, selection
 from potluck.cluster.invitations.software.local_wheels import LocalWheels
 from potluck.cluster.invitations.software.selection import Software, choose_software
 from potluck.errors import PotluckError, WheelDownloadError
@@ -116,7 +116,7 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kitchen:
         "potluck.cluster.invitations.software.local_wheels.installed_distribution",
         lambda name: None,
     )
-    monkeypatch.setattr(own_wheel, "is_of_this_node", lambda path: True)
+    monkeypatch.setattr(installed_wheel, "is_of_this_node", lambda path: True)
     made = Kitchen(tmp_path, PlayedIndex(tmp_path / "there"))
     make(made.here, "potluck", __version__, "tool>=1", "gadget")
     make(made.here, "pip", "26.0")
