@@ -58,7 +58,7 @@ def _ignore(_: object) -> None:
 
 
 class Coordination:
-    """The deployments of this node's coordinator. For use in the agent's event loop.
+    """The deployments that this node coordinates. For use in the agent's event loop.
 
     ``spawn`` runs background tasks until the agent stops. ``on_record`` is called with every new
     record, and must not raise.
