@@ -65,7 +65,6 @@ class Answer:
     ) -> None:
         self._prepared = prepared
         self._renderer = prepared.renderer
-        self._num_prompt_tokens = prepared.job.num_prompt_tokens
         self._gateway = gateway
         self._meter = meter
         self._held = held
@@ -127,7 +126,7 @@ class Answer:
     def _usage(self) -> Usage:
         choices = self._choices
         return Usage(
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self._prepared.job.num_prompt_tokens,
             num_new_tokens=sum(each.num_new_tokens for each in choices),
             num_cached_tokens=self._num_cached_tokens(),
             num_reasoning_tokens=sum(each.num_reasoning_tokens for each in choices),

@@ -42,7 +42,6 @@ times."""
 
 
 _DIGEST_BYTES = 32
-_HEAD_PIECE_BYTES = 2**20
 
 MOST_BYTES = 136 * 2**20
 """More than the maximum size of a header (``formats``)."""
@@ -89,8 +88,8 @@ class FileHead:
         digest = hashlib.sha256()
         kept = bytearray(_DIGEST_BYTES)
         self._file.read_into(0, memoryview(kept))
-        for offset in range(0, self.num_bytes, _HEAD_PIECE_BYTES):
-            piece = bytearray(min(_HEAD_PIECE_BYTES, self.num_bytes - offset))
+        for offset in range(0, self.num_bytes, _PIECE_BYTES):
+            piece = bytearray(min(_PIECE_BYTES, self.num_bytes - offset))
             self.read_into(offset, memoryview(piece))
             digest.update(piece)
         if digest.digest() != kept:
@@ -130,7 +129,7 @@ class HeadRecorder:
             return
         try:
             while self._num_bytes < offset:
-                piece = bytearray(min(_HEAD_PIECE_BYTES, offset - self._num_bytes))
+                piece = bytearray(min(_PIECE_BYTES, offset - self._num_bytes))
                 source.read_into(self._num_bytes, memoryview(piece))
                 self._append(memoryview(piece))
             self._append(data[self._num_bytes - offset :])

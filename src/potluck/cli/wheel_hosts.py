@@ -54,10 +54,10 @@ class SilentNode:
 
 
 def gather_hosts(state: StateDirectory) -> tuple[list[Host], list[SilentNode]]:
-    """What every node of the cluster is, by their names, and those of which that is not known.
+    """Return the host of every node of the cluster, sorted by name, and the nodes without one.
 
-    Nodes of one name, as agents on one machine are, have their node id in it. Blocking. Raises
-    ``UsageError`` where no agent runs.
+    The names of nodes that share one, such as agents on one machine, contain their node ids.
+    Blocking. Raises ``UsageError`` if no agent runs here.
     """
     import msgspec
 

@@ -174,10 +174,13 @@ class _History:
 class StepTimes:
     """The times of the steps of one stage, or of all stages. Mutable.
 
-    ``record`` and ``typical_seconds`` are for one thread, the rest for any.
+    Steps that take less than ``least_seconds`` are recorded only while there are longer ones of
+    their kind, for readers that need no times of short ones: while all are short, recording one
+    costs a comparison. ``record`` and ``typical_seconds`` are for one thread, the rest for any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, least_seconds: float = 0.0) -> None:
+        self._least_seconds = least_seconds
         self._histories: dict[_Kind, _History] = {}
         self._sample_at = float("-inf")
         self._compared_at = float("-inf")
@@ -189,11 +192,14 @@ class StepTimes:
         This takes about a microsecond, and a few for eight sequences.
         """
         num_sequences = len(step.slices)
-        if not num_sequences:
+        is_short = seconds < self._least_seconds
+        if not num_sequences or (is_short and not self._histories):
             return
         kind, num_tokens, context_tokens = _kind_of(step)
         history = self._histories.get(kind)
         if history is None:
+            if is_short:
+                return
             self._make_room()
             history = self._histories[kind] = _History(_Past(at))
         elif at - history.means.latest_at > FORGET_SECONDS:
@@ -209,6 +215,9 @@ class StepTimes:
         if at >= self._sample_at:
             self._sample_at = at + SAMPLE_SECONDS
             self._compare(history.past, seconds, at)
+        latest = history.latest
+        if is_short and len(latest) == _NUM_TYPICAL and max(latest) < self._least_seconds:
+            del self._histories[kind]
 
     def _compare(self, past: _Past, seconds: float, at: float) -> None:
         if past.usual_seconds is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.processes.proportion import least_busy_seconds
 
-from potluck.scheduling.step_times import PERIOD_SECONDS, StepTimes
+from potluck.scheduling.step_times import PERIOD_SECONDS, SAMPLE_SECONDS, StepTimes
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 
 
@@ -105,3 +106,15 @@ def test_little_is_known_at_first_and_after_a_rest() -> None:
     assert stage.known is None
     stage.computes(0.05, 2)
     assert stage.slowdown < 1.5
+
+
+@pytest.mark.timing
+def test_most_short_steps_cost_next_to_nothing() -> None:
+    times, at = StepTimes(), 1000.0
+    times.record(DECODE, 0.001, at=at)
+
+    def note() -> None:
+        for _ in range(2_000):
+            times.record(DECODE, 0.001, at=at + SAMPLE_SECONDS / 2)
+
+    assert least_busy_seconds(note) / 2_000 < 5e-6

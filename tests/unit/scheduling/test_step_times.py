@@ -8,7 +8,7 @@ import random
 import pytest
 from support.processes.proportion import least_busy_seconds
 
-from potluck.scheduling.step_times import FORGET_SECONDS, LEAST_SAMPLES, StepTimes
+from potluck.scheduling.step_times import FORGET_SECONDS, LEAST_SAMPLES, StepTimes, _kind_of
 from potluck.types.program import Shard
 from potluck.types.speed import StepTime
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
@@ -180,3 +180,12 @@ def test_a_typical_time_is_that_of_the_last_steps_of_the_kind() -> None:
     assert stage.measured.typical_seconds(PREFILL) == 0.0
     stage.computes(0.01, times=9)
     assert stage.measured.typical_seconds(DECODE) == 0.01  # of the last 16
+
+
+def test_steps_of_a_kind_have_about_as_many_tokens_at_about_the_same_depth() -> None:
+    assert _kind_of(step((1, 100)))[0] == _kind_of(step((1, 126)))[0]
+    assert _kind_of(step((1, 127)))[0] != _kind_of(step((1, 126)))[0]
+    assert _kind_of(step((63, 38)))[0] == _kind_of(step((40, 60)))[0]
+    assert _kind_of(step((1, 100)))[0] != _kind_of(step((1, 100), (1, 100)))[0]
+    assert _kind_of(step(*((1, 100),) * 40))[0] == _kind_of(step(*((1, 100),) * 63))[0]
+    assert _kind_of(step((40, 60), score_from=0))[0] != _kind_of(step((40, 60)))[0]

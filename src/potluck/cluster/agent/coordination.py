@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.agent.deployment_history import UNDEPLOYED
@@ -33,10 +32,7 @@ from potluck.cluster.trust.credentials import Credentials
 from potluck.drafting.sources import names_model
 from potluck.engines.backends import CostOf
 from potluck.errors import EngineError, NodeLostError, PotluckError
-from potluck.placement.new_deployment import (
-    draft_record,
-    name_of,
-)
+from potluck.placement.new_deployment import draft_record, name_of
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import (
     Deploy,
@@ -46,9 +42,6 @@ from potluck.types.deployment import (
 )
 from potluck.types.profile import ModelProfile
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 
@@ -353,5 +346,5 @@ class Coordination:
         small = deployment.record.status.small
         if small is not None and small.is_own:
             record = self.records.get(small.deployment)
-            if record is not None and self.records.is_live(small.deployment):
+            if record is not None and not record.is_removed:
                 await self._undeploy(record)

@@ -49,6 +49,10 @@ _SLOW_STAGES_SECONDS = 1.0
 """How long to wait for coordinators to report slow stages. A stage that is stuck takes longer."""
 
 
+SHOWN_SECONDS = 0.5
+"""How long a view waits for new reports: healthy nodes answer within milliseconds."""
+
+
 class AgentGateway:
     """For use in the agent's loop."""
 
@@ -312,10 +316,6 @@ def _served_model(record: DeploymentRecord, description: ModelDescription) -> Se
         ),
         fill_in=find_fill_in(tokenizer, load_fill_in_tokens(description.files)),
     )
-
-
-SHOWN_SECONDS = 0.5
-"""How long a view waits for new reports: healthy nodes answer within milliseconds."""
 
 
 class LatestReports:

@@ -60,6 +60,13 @@ _DRIFTING = frozenset(
 """Fields of the cluster's document that change constantly."""
 
 
+MAX_WATCHERS = 32
+MAX_NOTICES = 640
+"""Enough for all events that are kept, and samples for two minutes."""
+
+_RETRY_AFTER_SECONDS = 10
+
+
 class Observation:
     """The observer. For use in the agent's event loop. ``run`` must run while clients may watch."""
 
@@ -225,13 +232,6 @@ def _without_drift(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_without_drift(each) for each in value]
     return value
-
-
-MAX_WATCHERS = 32
-MAX_NOTICES = 640
-"""Enough for all events that are kept, and samples for two minutes."""
-
-_RETRY_AFTER_SECONDS = 10
 
 
 class Watchers:

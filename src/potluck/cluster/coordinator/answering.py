@@ -90,14 +90,16 @@ class _WaitingSequence:
 class _Deliveries:
     """Passes updates from the dispatcher's threads on to the sequences, in the event loop.
 
-    ``tell`` is called there for each sequence that has tokens or an error. ``totals`` counts
-    generated tokens; scores of a prompt and vectors do not count.
+    ``tell`` is called there for each sequence that has tokens or an error. Generated tokens are
+    counted; scores of a prompt and vectors are not.
     """
 
     def __init__(
         self, tell: Callable[[_WaitingSequence], None], clock: Callable[[], float]
     ) -> None:
-        self.totals = GenerationTotals()
+        self._num_tokens = 0
+        self._num_first_tokens = 0
+        self._first_token_seconds = 0.0
         self._tell = tell
         self._clock = clock
         self._waiting: deque[tuple[_WaitingSequence, Update]] = deque()
@@ -116,6 +118,15 @@ class _Deliveries:
         except RuntimeError:  # the loop is closed: there is no one left to notify
             self._is_due = False
             self._waiting.clear()
+
+    @property
+    def totals(self) -> GenerationTotals:
+        """Return what sequences have generated so far."""
+        return GenerationTotals(
+            num_tokens=self._num_tokens,
+            num_first_tokens=self._num_first_tokens,
+            first_token_seconds=self._first_token_seconds,
+        )
 
     def _deliver(self) -> None:
         self._is_due = False
@@ -138,13 +149,10 @@ class _Deliveries:
         num_prompt_tokens = len(waiting.request.prompt_tokens)
         if token.vector is not None or token.position < num_prompt_tokens:
             return
-        totals, is_first = self.totals, token.position == num_prompt_tokens
-        self.totals = GenerationTotals(
-            num_tokens=totals.num_tokens + 1,
-            num_first_tokens=totals.num_first_tokens + is_first,
-            first_token_seconds=totals.first_token_seconds
-            + (self._clock() - waiting.arrived_at if is_first else 0.0),
-        )
+        self._num_tokens += 1
+        if token.position == num_prompt_tokens:
+            self._num_first_tokens += 1
+            self._first_token_seconds += self._clock() - waiting.arrived_at
 
 
 class Answering:

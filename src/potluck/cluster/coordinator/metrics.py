@@ -34,6 +34,14 @@ _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter(600.0))
 
 
+CHANGE = 1.5
+"""A stage whose steps take this many times as long as expected (or as short) triggers a search for
+a better plan; so does every further change of this factor."""
+
+Paces = Mapping[tuple[int, str], float]
+"""How many times as long as expected steps take: by stage, and by the kind of expectation."""
+
+
 def own_metrics(
     record: DeploymentRecord,
     load: Load,
@@ -175,14 +183,6 @@ def stage_times(times: Iterable[StepTime], loaded_sequences: int | None) -> Stag
         loaded_seconds=None if loaded_sequences is None else decode.get(loaded_sequences),
         prefill_seconds_per_token=None if longest is None else longest.seconds / longest.num_tokens,
     )
-
-
-Paces = Mapping[tuple[int, str], float]
-"""How many times as long as expected steps take: by stage, and by the kind of expectation."""
-
-CHANGE = 1.5
-"""A stage whose steps take this many times as long as expected (or as short) triggers a search for
-a better plan; so does every further change of this factor."""
 
 
 def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces:

@@ -129,7 +129,7 @@ class RemotePipeline:
         self._on_lost = on_lost
         self._on_overdue = on_overdue
         self._encoder = StepEncoder()
-        self._times = StepTimes()
+        self._times = StepTimes(least_seconds=FLOOR_SECONDS / TIMES)
         self._step_seconds = step_seconds
         self._first_wait_seconds = min(FLOOR_SECONDS, step_seconds)
         self._grace_seconds = min(_GRACE_SECONDS, step_seconds)

@@ -43,6 +43,10 @@ _END_SECONDS = 2.0
 """Time for queued blocks to be written when the stage ends."""
 
 
+_KEY_DIGITS = 40
+_OF_STATES = "-states"
+
+
 class BlockKeeper(Protocol):
     """Stores cache blocks of one stage. Called by the compute thread, except for ``close``."""
 
@@ -208,10 +212,6 @@ class _Save:
     hash: bytes
     parent: bytes
     data: memoryview
-
-
-_KEY_DIGITS = 40
-_OF_STATES = "-states"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,8 +53,6 @@ _IDS_FILES = ("usr/share/libdrm/amdgpu.ids", "opt/amdgpu/share/libdrm/amdgpu.ids
 """The paths of the distribution's and of AMD's own packages."""
 
 
-_VENDOR_AMD = 0x1002
-
 _MAX_32_BITS = (1 << 32) - 1
 
 _FRAME_BUFFER = (1, 2)
@@ -119,7 +117,7 @@ def _gpu_nodes(system: System) -> Iterator[KfdNode]:
     directories = system.entries(system.sys / "class/kfd/kfd/topology/nodes")
     for directory in sorted(directories, key=lambda path: (len(path.name), path.name)):
         properties = _properties(system, directory / "properties")
-        if properties.get("vendor_id") != _VENDOR_AMD or not properties.get("simd_count"):
+        if properties.get("vendor_id") != _VENDOR or not properties.get("simd_count"):
             continue
         banks = [
             bank

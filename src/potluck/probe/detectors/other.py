@@ -59,10 +59,6 @@ _NAMES = {
 
 _FILE = re.compile(r"davinci([0-9]{1,4})")
 
-_ITS_OWN_MEMORY = DeviceMemory(
-    total_bytes=None, free_bytes=None, is_shared=False, source="not reported by the kernel"
-)
-
 
 def ascend_npus(
     system: System, *, known: Collection[Path], unused: str
@@ -117,7 +113,7 @@ def _on_bus(
         chip=function.ids,
         driver=function.driver,
         device_files=() if file is None else (str(file),),
-        memory=_ITS_OWN_MEMORY,
+        memory=_UNKNOWN_MEMORY,
         problem=f"{unused}; {trouble}" if trouble else unused,
     )
 

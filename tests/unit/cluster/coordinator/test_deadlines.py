@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.processes.proportion import least_busy_seconds
 
 from potluck.cluster.coordinator.pipeline import (
     CEILING_SECONDS,
@@ -40,7 +41,7 @@ class Times:
     """Measures steps, and tells when they are overdue."""
 
     def __init__(self, step_seconds: float) -> None:
-        self.times = StepTimes()
+        self.times = StepTimes(least_seconds=FLOOR_SECONDS / TIMES)
         self.step_seconds = step_seconds
         self.now = 0.0
 
@@ -83,6 +84,9 @@ def test_what_was_slow_once_is_forgotten_while_all_is_fast() -> None:
     for _ in range(9):
         times.record(DECODE, 0.01)
     assert times.overdue_seconds(DECODE) == FLOOR_SECONDS
+    for _ in range(20):
+        times.record(DECODE, 0.01)
+    assert not times.times._histories
 
 
 def test_a_limit_below_the_floor_is_obeyed() -> None:
@@ -124,3 +128,13 @@ def test_questions_are_rare_while_nothing_is_wrong(seed: int) -> None:
             num_steps += 1
             times.record(DECODE, seconds)
     assert num_questions < num_steps / 100
+
+
+def test_noting_a_fast_step_costs_next_to_nothing() -> None:
+    times, crowded = StepTimes(least_seconds=FLOOR_SECONDS / TIMES), step(1, 100, num_sequences=64)
+
+    def note() -> None:
+        for _ in range(2_000):
+            times.record(crowded, 0.01, at=1000.0)
+
+    assert least_busy_seconds(note) / 2_000 < 5e-6
