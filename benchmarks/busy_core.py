@@ -24,8 +24,8 @@ from pathlib import Path
 
 from circumstances import circumstances
 
+from potluck.host.cores import default_num_threads
 from potluck.local import Model
-from potluck.probe.machine.cores import default_num_threads
 
 SCHEMA = "potluck.benchmark.busy_core/1"
 

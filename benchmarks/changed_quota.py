@@ -23,8 +23,8 @@ from unittest.mock import patch
 from circumstances import circumstances
 
 from potluck.engines.native import pool
+from potluck.host.cores import WATCH_SECONDS, CoreWatch, own_usable_cores
 from potluck.local import Model
-from potluck.probe.machine.cores import WATCH_SECONDS, CoreWatch, own_usable_cores
 
 SCHEMA = "potluck.benchmark.changed_quota/1"
 CPU_GROUPS = Path("/sys/fs/cgroup/cpu")

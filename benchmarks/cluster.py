@@ -31,10 +31,10 @@ from typing import Any
 
 from circumstances import circumstances
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
+from potluck.host.child_environment import SECRET_VARIABLE
 
 NUM_STAGES = (1, 2, 3)
 MODEL_ID = "model"

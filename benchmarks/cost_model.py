@@ -29,6 +29,7 @@ from potluck.engines.native.engine import NativeEngine, choose_isa, loaded_bytes
 from potluck.engines.native.pool import ThreadPool, make_pool
 from potluck.engines.profiling import rate_program
 from potluck.engines.profiling.measure import MeasurementSetup, measure
+from potluck.host.cores import last_level_cache_bytes
 from potluck.models.layers import plain_config, with_layers
 from potluck.models.program import build_program, weight_specs
 from potluck.models.rope import rope_tables
@@ -36,7 +37,6 @@ from potluck.models.states import slot_bytes
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.placement.work import model_work
-from potluck.probe.machine.cores import last_level_cache_bytes
 from potluck.types.choices import Quantization
 from potluck.types.hardware import Figure, Figures, Origin, Rates
 from potluck.types.model import (

@@ -34,12 +34,12 @@ from circumstances import circumstances
 from model_shapes import SHAPES, Shape, stored_bytes
 from random_hugging_face import write_hugging_face
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
 from potluck.errors import PotluckError
-from potluck.quantities import format_bytes
+from potluck.host.child_environment import SECRET_VARIABLE
+from potluck.types.quantities import format_bytes
 
 NUM_BOARDS = 14
 NUM_TOKENS = 8

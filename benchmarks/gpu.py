@@ -24,13 +24,13 @@ from circumstances import circumstances
 from gpu_child import SHAPES, THIN, Case
 
 from potluck.engines.backends import BACKENDS, unit_address
+from potluck.host.child import ChildAnswer, run_child
+from potluck.host.cores import default_num_threads
+from potluck.host.memory import available_memory
+from potluck.host.system import THIS_MACHINE
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache
-from potluck.probe.machine.cores import default_num_threads
-from potluck.probe.machine.memory import available_memory
-from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import Measuring, ProbeOptions, probe_node
-from potluck.probe.processes.child import ChildAnswer, run_child
 from potluck.types.hardware import ProbeReport, Trial
 
 SCHEMA = "potluck.benchmark.gpu/1"

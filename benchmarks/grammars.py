@@ -29,12 +29,12 @@ from pathlib import Path
 import numpy as np
 from circumstances import circumstances
 
-from potluck.allocator import return_free_memory
 from potluck.catalog import describe_model, load_token_list
 from potluck.grammars import build
 from potluck.grammars.check import GrammarChecker
 from potluck.grammars.matchers import Matchers
 from potluck.grammars.vocabulary import Vocabulary
+from potluck.host.allocator import return_free_memory
 from potluck.types.text import TokenList
 
 SCHEMA = "potluck.benchmark.grammars/1"

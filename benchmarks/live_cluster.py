@@ -21,10 +21,10 @@ from typing import Any, Self
 
 import psutil
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.trust.secret import generate_secret
 from potluck.errors import PotluckError
+from potluck.host.child_environment import SECRET_VARIABLE
 
 MARK = "BENCHMARKED_CLUSTER"
 WORKER_MODULE = "potluck.cluster.worker"

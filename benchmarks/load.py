@@ -26,7 +26,7 @@ from model_shapes import SHAPES
 from random_gguf import write_gguf
 from random_hugging_face import write_hugging_face
 
-from potluck.quantities import format_bytes
+from potluck.types.quantities import format_bytes
 from potluck.weights.load import BUFFER_BYTES
 
 SCHEMA = "potluck.benchmark.load/1"

@@ -28,9 +28,9 @@ def potluck(path: Path, quantization: str) -> Loaded:
     from potluck.catalog import describe_model, open_weights, read_profile
     from potluck.engines.backends import native_unit
     from potluck.engines.native.pool import make_pool
+    from potluck.host.cores import default_num_threads
     from potluck.loading import StageSize, plan_stage
     from potluck.loading.load import load_stage
-    from potluck.probe.machine.cores import default_num_threads
     from potluck.types.choices import Quantization
     from potluck.types.program import Shard
 

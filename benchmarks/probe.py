@@ -34,10 +34,10 @@ from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
 from potluck.engines.backends import BACKENDS
 from potluck.errors import UsageError
+from potluck.host.child import ChildFailure, run_child
+from potluck.host.system import THIS_MACHINE
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
-from potluck.probe.machine.system import THIS_MACHINE
-from potluck.probe.processes.child import ChildFailure, run_child
 
 LOOKS_PER_RUN = 10
 """A detector takes about a millisecond: a sample is the mean of as many."""

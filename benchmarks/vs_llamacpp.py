@@ -47,7 +47,7 @@ from peer_process import Run, RunFailedError, published
 from potluck_bench import run_potluck
 from random_gguf import GGUF_TYPES, write_gguf
 
-from potluck.probe.machine.cores import default_num_threads
+from potluck.host.cores import default_num_threads
 
 SCHEMA = "potluck.benchmark.vs_llamacpp/1"
 TYPES = ("Q8_0", "Q4_0", "Q4_K_M", "BF16")

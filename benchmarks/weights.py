@@ -56,11 +56,11 @@ from support.network.netns import (
     use_cubic,
 )
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.trust.secret import generate_secret
 from potluck.errors import PotluckError
-from potluck.quantities import format_bytes, format_rate
+from potluck.host.child_environment import SECRET_VARIABLE
+from potluck.types.quantities import format_bytes, format_rate
 
 MODEL_ID = "bench/model"
 CONTEXT_TOKENS = 256

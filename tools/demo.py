@@ -36,15 +36,15 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-from potluck.child_environment import SECRET_VARIABLE  # noqa: E402
 from potluck.cli.report import figures_line  # noqa: E402
 from potluck.cli.tables import stage_lines  # noqa: E402
 from potluck.cluster.agent.asking import ask  # noqa: E402
 from potluck.cluster.agent.state import StateDirectory  # noqa: E402
 from potluck.cluster.trust.secret import generate_secret  # noqa: E402
 from potluck.errors import PotluckError  # noqa: E402
+from potluck.host.child_environment import SECRET_VARIABLE  # noqa: E402
 from potluck.local import Timings  # noqa: E402
-from potluck.quantities import format_seconds  # noqa: E402
+from potluck.types.quantities import format_seconds  # noqa: E402
 
 NUM_AGENTS = 3
 MODEL = "demo"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from potluck.uname import replace_denied_uname
+from potluck.host.uname import replace_denied_uname
 from potluck.version import __version__
 
 replace_denied_uname()  # before any module is imported that asks it
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> object:
     import importlib
     import sys
 
-    from potluck.cpu_baseline import require_supported_cpu
+    from potluck.host.cpu_baseline import require_supported_cpu
 
     if name not in _EXPORTS:
         raise AttributeError(f"module 'potluck' has no attribute {name!r}")

@@ -25,14 +25,14 @@ from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.membership import Address
 from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.host.system import System
+from potluck.host.uname import host_name
 from potluck.probe.detector import Detector
-from potluck.probe.machine.system import System
 from potluck.types.backend import DeviceKind
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import DetectorReport
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.unit import Role
-from potluck.uname import host_name
 
 ROOT = Path(__file__).parents[2]
 FIGURES_SECONDS = 30.0

@@ -20,10 +20,10 @@ import pytest
 from support.http.heavy_bodies import heavy_bodies
 from support.http.toy_gateway import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ToyGateway
 
-from potluck.allocator import limit_arenas
 from potluck.api import ApiConfig, serve
 from potluck.catalog import load_chat_template, load_tokenizer
 from potluck.catalog.locate import DEMO_DIRECTORY, ModelFiles
+from potluck.host.allocator import limit_arenas
 from potluck.models.names import FileKind
 from potluck.text.chat import prompt_chat
 from potluck.types.gateway import ServedModel

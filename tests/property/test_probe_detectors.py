@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.machines.machine_trees import lay_out_machine, machine_names
 
+from potluck.host.system import System
 from potluck.probe import detectors
 from potluck.probe.detector import Detector
-from potluck.probe.machine.system import System
 
 MODULES = [
     importlib.import_module(f"{detectors.__name__}.{found.name}")

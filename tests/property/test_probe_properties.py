@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from support.engines.fake_backends.behaviour import device, right_results, spec
 from support.processes.waiting import done_within
 
+from potluck.host.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
+from potluck.host.system import THIS_MACHINE
 from potluck.probe import discovery
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector, VendorQuery
-from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import ProbeOptions, probe_node
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from potluck.probe.trials import running as trials
 from potluck.types.hardware import DetectorReport, ProbeReport
 

@@ -15,7 +15,7 @@ import pytest
 from simulation.history import History
 from simulation.schedules import run_random
 
-from potluck.child_environment import child_environment
+from potluck.host.child_environment import child_environment
 
 NUM_SCHEDULES = 2000
 NUM_IN_GATE = 300

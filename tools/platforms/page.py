@@ -48,7 +48,7 @@ _OLD_CPUS = """\
 Potluck's wheels and those of its dependencies run on every aarch64 CPU, and on every x86-64 CPU
 with SSE3, except NumPy 2.4 and newer, which require x86-64-v2 (SSE4.2 and POPCNT: Intel since 2008,
 AMD since 2011). On an older CPU, every command ends with a message to that effect, until an older
-NumPy is installed: `pip install 'numpy<2.4'` (`src/potluck/cpu_baseline.py`).
+NumPy is installed: `pip install 'numpy<2.4'` (`src/potluck/host/cpu_baseline.py`).
 """
 _OLDER = """\
 ## On older systems

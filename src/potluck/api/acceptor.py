@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from potluck.api.protocol import LimitedProtocol
-from potluck.log_rate import LogRateFilter
+from potluck.host.log_rate import LogRateFilter
 
 _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter())

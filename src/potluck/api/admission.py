@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from potluck.allocator import return_free_memory
 from potluck.api.compressed import decompressor_for
 from potluck.api.config import ApiLimits
 from potluck.api.errors import ApiError, ClientGoneError, overloaded
+from potluck.host.allocator import return_free_memory
 
 LARGE_BODY_BYTES = 64 * 1024
 """Bodies larger than this are decoded and tokenized one at a time.

@@ -25,7 +25,7 @@ from potluck.api.metrics import ApiMetrics
 from potluck.api.page import FILES_PREFIX, PAGE_PATH
 from potluck.api.rights import Rights
 from potluck.errors import PotluckError
-from potluck.log_rate import LogRateFilter
+from potluck.host.log_rate import LogRateFilter
 
 _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter())

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from potluck.api.config import ApiLimits
-from potluck.log_rate import LogRateFilter
+from potluck.host.log_rate import LogRateFilter
 
 _log = logging.getLogger(__name__)
 _log.addFilter(LogRateFilter())

@@ -112,12 +112,12 @@ def _probe(question: _Question, tell: _Tell) -> None:
     # Imported here, since a module may fail to load.
     from potluck.capabilities.describe import describe_node
     from potluck.engines.backends import BACKENDS
+    from potluck.host.boards import machine_name
+    from potluck.host.cores import default_num_threads
+    from potluck.host.system import THIS_MACHINE
     from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
     from potluck.probe.choose import choose_units
-    from potluck.probe.machine.boards import machine_name
-    from potluck.probe.machine.cores import default_num_threads
-    from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import (
         Measuring,
         ProbeOptions,

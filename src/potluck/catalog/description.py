@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.allocator import return_free_memory
 from potluck.catalog.hub import (
     FetchedFile,
     OnFetch,
@@ -36,6 +35,7 @@ from potluck.formats.gguf import GgufSource, gguf_parts, open_gguf
 from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import INDEX_FILE, open_safetensors, read_index
 from potluck.formats.source import FileTensorSource
+from potluck.host.allocator import return_free_memory
 from potluck.models.names import FileKind
 from potluck.models.program import weight_specs
 from potluck.models.registry import (

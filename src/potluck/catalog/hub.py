@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.cache_folder import hub_cache_folder
 from potluck.catalog.hub_cache import (
     COMMIT,
     MAIN,
@@ -45,7 +44,8 @@ from potluck.formats.safetensors import (
     read_index,
     weights_name,
 )
-from potluck.quantities import format_bytes
+from potluck.host.cache_folder import hub_cache_folder
+from potluck.types.quantities import format_bytes
 
 _SMALL_FILES = (
     CONFIG,

@@ -19,9 +19,9 @@ from secrets import token_hex
 
 import msgspec
 
-from potluck.cache_folder import hub_cache_folder
 from potluck.errors import PotluckError
 from potluck.formats.files import ReadOnlyFile, read_bytes
+from potluck.host.cache_folder import hub_cache_folder
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from potluck.cache_folder import hub_cache_folder
 from potluck.catalog.hub_cache import COMMIT, RepositoryFile, Snapshot, keep_head, read_head
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile
+from potluck.host.cache_folder import hub_cache_folder
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

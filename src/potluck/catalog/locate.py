@@ -21,7 +21,7 @@ from potluck.formats.gguf import PART_NAME, gguf_parts, is_gguf
 from potluck.formats.json_reader import read_document
 from potluck.formats.safetensors import other_weights, weights_name
 from potluck.models.names import FileKind
-from potluck.quantities import format_count
+from potluck.types.quantities import format_count
 
 if TYPE_CHECKING:
     from potluck.catalog.manifest_view import ManifestView

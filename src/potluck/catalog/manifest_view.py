@@ -19,12 +19,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO, Protocol
 
-from potluck.cache_folder import cache_folder
 from potluck.catalog.manifests import SMALL_FILES, check_manifest, manifest_digest
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
 from potluck.formats.files import ReadableFile, ReadOnlyFile
 from potluck.formats.gguf import is_gguf
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
+from potluck.host.cache_folder import cache_folder
 from potluck.types.content import FileContent, Manifest
 
 _PIECE_BYTES = 2**20

@@ -17,13 +17,13 @@ from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
 from potluck.engines.native.products import Operands
 from potluck.engines.native.roofline import Limits
+from potluck.host.cores import default_num_threads, last_level_cache_bytes
 from potluck.local import Model
 from potluck.local.bounds import Bounds, OpDocument, PerRun, PhaseDocument
 from potluck.local.measuring import DRAFTS_PER_STEP, SAMPLED, Run, Workload
-from potluck.probe.machine.cores import default_num_threads, last_level_cache_bytes
-from potluck.quantities import format_bytes, format_count, format_rate
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.documents.base import Count, Document, PositiveCount, document_of
+from potluck.types.quantities import format_bytes, format_count, format_rate
 
 _LEAST_SHARE = 0.001
 """Ops that take less of both phases are left out of the table: they are in the document."""

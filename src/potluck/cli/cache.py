@@ -14,7 +14,6 @@ from potluck.cli.options import JsonOption, settings
 from potluck.cli.output import emit_json, note
 from potluck.cli.tables import table
 from potluck.errors import UsageError
-from potluck.quantities import format_bytes
 from potluck.store.content_store import (
     ContentStore,
     StoredFile,
@@ -22,6 +21,7 @@ from potluck.store.content_store import (
     default_store_folder,
 )
 from potluck.types.documents.base import Count, Document, Sha256Text, document_of
+from potluck.types.quantities import format_bytes
 
 _SHORT_HASH = 12
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))

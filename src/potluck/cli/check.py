@@ -20,8 +20,8 @@ from potluck.cli.options import (
 from potluck.cli.output import emit_json
 from potluck.cli.spec_options import Quant
 from potluck.cli.tables import states_text
-from potluck.quantities import format_bytes, format_few
 from potluck.types.memory import MemoryLimit
+from potluck.types.quantities import format_bytes, format_few
 
 if TYPE_CHECKING:
     from potluck.local.check_document import CheckDocument, Finding

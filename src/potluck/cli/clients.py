@@ -16,7 +16,7 @@ from potluck.cli.addresses import DEFAULT_HTTP_PORT, LOOPBACK, HttpAddress, pars
 from potluck.cli.options import settings
 from potluck.cli.output import note
 from potluck.errors import UsageError
-from potluck.uname import host_name
+from potluck.host.uname import host_name
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.console import AgentConsole

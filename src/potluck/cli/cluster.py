@@ -27,8 +27,8 @@ from potluck.cli.tables import (
     transfer_text,
 )
 from potluck.cluster.agent.asking import ask
-from potluck.quantities import format_count, format_number, format_seconds
 from potluck.types.node_names import names_of
+from potluck.types.quantities import format_count, format_number, format_seconds
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

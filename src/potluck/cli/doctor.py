@@ -28,8 +28,8 @@ from potluck.types.node_names import NodeNames
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
+    from potluck.host.system import System
     from potluck.probe.doctor.case import Case, Cluster, Folder, LocalNetwork
-    from potluck.probe.machine.system import System
     from potluck.types.backend import BackendSpec
     from potluck.types.hardware import ProbeReport
 
@@ -48,10 +48,10 @@ def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOptio
     Exit code 1 if a problem keeps a usable unit from working.
     """
     from potluck.engines.backends import BACKENDS
+    from potluck.host.cores import default_num_threads
+    from potluck.host.system import THIS_MACHINE
     from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
-    from potluck.probe.machine.cores import default_num_threads
-    from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import ProbeOptions, probe_node
 
     cache_path = default_cache_path(os.environ)
@@ -209,7 +209,7 @@ def _ask_agent(directory: StateDirectory) -> tuple[Cluster | None, NodeNames]:
 def _folders(
     system: System, directory: StateDirectory | None, cache_root: Path | None
 ) -> Iterator[Folder]:
-    from potluck.cache_folder import hub_cache_folder
+    from potluck.host.cache_folder import hub_cache_folder
     from potluck.probe.doctor.look import inspect_folder
     from potluck.probe.doctor.settings import CACHE, MODELS, STATE
 

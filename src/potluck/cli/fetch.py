@@ -10,8 +10,8 @@ import typer
 
 from potluck.cli.options import JsonOption
 from potluck.cli.output import emit_json, note
-from potluck.quantities import format_bytes, format_count
 from potluck.types.documents.base import Count, Document, document_of
+from potluck.types.quantities import format_bytes, format_count
 
 if TYPE_CHECKING:
     from potluck.catalog import FetchedFile, ModelFiles

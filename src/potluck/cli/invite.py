@@ -16,9 +16,9 @@ from potluck.cli.output import emit_json, note
 from potluck.cli.placing import result_of
 from potluck.cli.tables import table
 from potluck.errors import UsageError, WheelFileError
-from potluck.quantities import format_count
 from potluck.types.documents.nodes import InviteDocument
 from potluck.types.node_names import names_of
+from potluck.types.quantities import format_count
 
 _WHERE = {
     "python": "on a machine with Python 3.11 or newer, run",

@@ -69,7 +69,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from potluck.cpu_baseline import require_supported_cpu
+    from potluck.host.cpu_baseline import require_supported_cpu
 
     require_supported_cpu()
     # Inside main's net: the libraries take a moment to load, in which Ctrl-C may come, and the

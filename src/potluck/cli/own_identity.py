@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.child_environment import INVITATION_VARIABLE
 from potluck.cli.addresses import DEFAULT_LAN_PORT, lan_address, require_ipv4
 from potluck.cli.output import note
 from potluck.errors import UsageError
-from potluck.uname import host_name
+from potluck.host.child_environment import INVITATION_VARIABLE
+from potluck.host.uname import host_name
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory

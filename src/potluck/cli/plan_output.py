@@ -19,14 +19,14 @@ from potluck.cli.tables import (
     state_lines,
     table,
 )
-from potluck.quantities import (
+from potluck.types.node_names import NodeNames, names_of
+from potluck.types.quantities import (
     format_bytes,
     format_few,
     format_number,
     format_percent,
     format_seconds,
 )
-from potluck.types.node_names import NodeNames, names_of
 
 _NUM_NAMES = 4
 """Of units that are unused for one reason; the others are counted."""

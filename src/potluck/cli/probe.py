@@ -28,7 +28,6 @@ from potluck.cli.options import (
 from potluck.cli.output import emit_json
 from potluck.cli.tables import not_tested_reason, table
 from potluck.probe.choose import choose_units
-from potluck.quantities import format_bytes, format_number, format_rate
 from potluck.types.backend import DeviceKind
 from potluck.types.documents.base import Document, document_of
 from potluck.types.hardware import (
@@ -42,6 +41,7 @@ from potluck.types.hardware import (
     Trial,
 )
 from potluck.types.memory import MemoryFacts, MemoryLimit
+from potluck.types.quantities import format_bytes, format_number, format_rate
 from potluck.types.unit import ChosenUnit, Interface, backend_of
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def probed(
     ``wait_seconds`` is pending in the report; None waits for everything.
     """
     from potluck.engines.backends import BACKENDS
+    from potluck.host.cores import default_num_threads
+    from potluck.host.system import THIS_MACHINE
     from potluck.probe.all_detectors import DETECTORS
     from potluck.probe.cache import ProbeCache, default_cache_path
-    from potluck.probe.machine.cores import default_num_threads
-    from potluck.probe.machine.system import THIS_MACHINE
     from potluck.probe.probe import Measuring, ProbeOptions, probe_node
 
     options = ProbeOptions(

@@ -12,7 +12,7 @@ from potluck.cli.output import emit_json, note
 from potluck.cli.placing import node_names
 from potluck.cli.tables import table
 from potluck.cluster.agent.asking import ask
-from potluck.quantities import format_bytes, format_number, format_seconds
+from potluck.types.quantities import format_bytes, format_number, format_seconds
 
 _OUTCOMES = {
     "stays": "stays as it is",

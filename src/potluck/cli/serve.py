@@ -15,8 +15,8 @@ from potluck.cli.spec_options import declare_parameters
 from potluck.cli.tables import stage_lines
 from potluck.cli.up import run_agent, up
 from potluck.errors import PotluckError
-from potluck.quantities import format_count
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
+from potluck.types.quantities import format_count
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cli.options import JsonOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
+from potluck.host.child_environment import SECRET_VARIABLE
 from potluck.types.documents.base import Document, document_of
 
 _START_SECONDS = 3.0

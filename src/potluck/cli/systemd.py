@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.child_environment import child_environment
 from potluck.errors import PotluckError, UsageError
+from potluck.host.child_environment import child_environment
 
 UNIT = "potluck.service"
 

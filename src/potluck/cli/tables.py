@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from potluck.quantities import (
+from potluck.types.memory import MemoryPlan
+from potluck.types.quantities import (
     format_bytes,
     format_count,
     format_number,
     format_rate,
     format_seconds,
 )
-from potluck.types.memory import MemoryPlan
 from potluck.types.states import num_live_states
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
 import typer
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cli.addresses import (
     DEFAULT_LAN_PORT,
     host_finder,
@@ -54,6 +53,7 @@ from potluck.cli.output import log_events, note
 from potluck.cli.own_identity import join_identity, join_options
 from potluck.cli.process_end import skip_finalization
 from potluck.errors import UsageError
+from potluck.host.child_environment import SECRET_VARIABLE
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.config import AgentConfig
@@ -237,9 +237,9 @@ def run_agent(
     task: AgentTask | None = None,
 ) -> None:
     """Run this node's agent until it is to end; the other arguments are the options of ``up``."""
-    from potluck.allocator import limit_arenas
     from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.agent.descriptors import raise_descriptor_limit
+    from potluck.host.allocator import limit_arenas
 
     chosen = settings()
     requested_backend = resolve_backend(backend)
@@ -409,7 +409,7 @@ def _freeze_heap() -> None:
     Otherwise every full collection looks at all modules, and no thread computes the next step
     meanwhile: 33 ms on a server's core, and several times that on a board's.
     """
-    from potluck.allocator import return_free_memory
+    from potluck.host.allocator import return_free_memory
 
     gc.collect()
     gc.freeze()

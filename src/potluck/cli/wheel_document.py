@@ -15,8 +15,8 @@ from potluck.portability.checks.report import HostReport, WheelReport
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
 from potluck.portability.linking.promises import Minimum, Promise
-from potluck.quantities import format_count, format_few
 from potluck.types.documents.base import Document, document_of
+from potluck.types.quantities import format_count, format_few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Collection
 
-from potluck.child_environment import child_environment
+from potluck.host.child_environment import child_environment
 
 
 async def start_child(

@@ -22,11 +22,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from potluck.child_environment import child_environment
 from potluck.errors import ParameterError
 from potluck.grammars.build import require_own_form
 from potluck.grammars.limits import MAX_CHECK_SECONDS, MAX_GRAMMAR_BYTES
-from potluck.quantities import format_bytes
+from potluck.host.child_environment import child_environment
+from potluck.types.quantities import format_bytes
 from potluck.types.text import Tokenizer
 
 _log = logging.getLogger(__name__)

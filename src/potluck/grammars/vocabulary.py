@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.allocator import return_free_memory
 from potluck.errors import ParameterError
 from potluck.grammars.build import CONTROL, END, control_token
+from potluck.host.allocator import return_free_memory
 
 if TYPE_CHECKING:
     import llguidance

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.cache_folder import cache_folder
 from potluck.formats.packed import PackedLayout, PackedTensor
-from potluck.quantities import format_bytes
+from potluck.host.cache_folder import cache_folder
+from potluck.types.quantities import format_bytes
 
 _log = logging.getLogger(__name__)
 

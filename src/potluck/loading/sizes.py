@@ -12,10 +12,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendAbilities
 from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.quantities import format_bytes
 from potluck.types.quantization import AUTOMATIC
 from potluck.types.ranges import DEFAULT_CACHE_CONTEXTS
 from potluck.types.stage import StageSize

@@ -27,6 +27,8 @@ from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.errors import ParameterError, PotluckError
 from potluck.formats.encodings import read_encoding
 from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
+from potluck.host.cores import default_num_threads
+from potluck.host.memory import available_memory
 from potluck.loading import StageSize, plan_stage
 from potluck.loading.plan import program_to_count
 from potluck.loading.sizes import fitting_size_hint, stronger_quantizations
@@ -42,9 +44,6 @@ from potluck.local.check_document import (
 from potluck.models.names import FileKind
 from potluck.models.registry import config_from_hugging_face
 from potluck.models.states import num_states_of
-from potluck.probe.machine.cores import default_num_threads
-from potluck.probe.machine.memory import available_memory
-from potluck.quantities import format_bytes
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import MAX_STEP_TOKENS
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
@@ -54,6 +53,7 @@ from potluck.types.memory import MemoryLimit
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.quantities import format_bytes
 from potluck.types.stage import StagePlan
 from potluck.types.text import ChatMessage
 from potluck.weights.load import check_weights

@@ -11,6 +11,9 @@ from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_
 from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
 from potluck.engines.native.engine import choose_isa
 from potluck.errors import ParameterError, UsageError
+from potluck.host.cores import default_num_threads, own_usable_cores
+from potluck.host.memory import available_memory
+from potluck.host.system import THIS_MACHINE
 from potluck.loading import PackedCache, Room, StageSize
 from potluck.loading.prepare import (
     LoadPlan,
@@ -23,9 +26,6 @@ from potluck.loading.sizes import stronger_quantizations
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.choose import check_requested_unit_serves, choose_units
-from potluck.probe.machine.cores import default_num_threads, own_usable_cores
-from potluck.probe.machine.memory import available_memory
-from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import MAX_STEP_TOKENS

@@ -25,6 +25,7 @@ from potluck.catalog.small_models import describe_small
 from potluck.drafting.sources import draft_source, names_model
 from potluck.errors import ParameterError
 from potluck.grammars.check import GrammarChecker
+from potluck.host.cores import own_usable_cores, threads_problem
 from potluck.loading import PackedCache, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.prepare import LoadPlan
@@ -41,7 +42,6 @@ from potluck.local.scoring import (
     score_tokens,
 )
 from potluck.models.states import num_states_of
-from potluck.probe.machine.cores import own_usable_cores, threads_problem
 from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
 from potluck.serving.dispatcher import Dispatcher

@@ -19,10 +19,10 @@ from potluck.placement.place import only_units, place, place_in_groups, problem_
 from potluck.placement.side_by_side import Pipeline, side_by_side
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.unit_addition import UnitAddition, best_additions
-from potluck.quantities import format_bytes, format_percent, format_seconds
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import ModelCost, PlacedStage, Plan, Prediction, Preferences, Rejection
+from potluck.types.quantities import format_bytes, format_percent, format_seconds
 
 ADDED_NODE = NodeId("another-unit")
 """The node of a hypothetical additional unit; it does not have the form of a node id."""

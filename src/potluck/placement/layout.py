@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from potluck.errors import ParameterError
-from potluck.quantities import format_few
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.groups import GroupPart, LayoutStage
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.node_names import NodeNames
+from potluck.types.quantities import format_few
 from potluck.types.ranges import MAX_WHOLE
 from potluck.types.unit import Role
 

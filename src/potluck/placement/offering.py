@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Rejection, UnitOffer
+from potluck.types.quantities import format_bytes
 from potluck.types.unit import Role
 
 _MAX_HEADROOM_BYTES = 64 * 2**20

@@ -30,11 +30,11 @@ from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.times import PartTimes
 from potluck.placement.within_pools import Found, best_within, with_usable
-from potluck.quantities import format_bytes, format_count
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.groups import group_ranges
 from potluck.types.placement import ModelCost, PlacedStage, Plan
+from potluck.types.quantities import format_bytes, format_count
 
 _MARGINAL = 0.02
 """A plan may be slower by this fraction if it then uses one unit fewer: less than the error of

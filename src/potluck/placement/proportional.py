@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from potluck.errors import InsufficientMemoryError
-from potluck.quantities import format_bytes, format_count
 from potluck.types.placement import ModelCost, PlacedStage, Plan, Rejection, UnitOffer
 from potluck.types.program import Shard
+from potluck.types.quantities import format_bytes, format_count
 
 
 def place(offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from potluck.cache_folder import cache_folder
-from potluck.probe.machine.system import read_regular_file
+from potluck.host.cache_folder import cache_folder
+from potluck.host.system import read_regular_file
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.errors import UsageError
-from potluck.quantities import format_number
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import TRIAL_BYTES, Device, Figure, Origin, ProbeReport, Trial
+from potluck.types.quantities import format_number
 from potluck.types.unit import ChosenUnit, Role
 
 _ALIKE = 1.1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from potluck.probe.machine.system import System
-from potluck.probe.processes.child import ChildOutcome
+from potluck.host.child import ChildOutcome
+from potluck.host.system import System
 from potluck.types.hardware import DetectorReport
 
 

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
+from potluck.host.child import ChildFailure, ChildOutcome, Failure, run_child
+from potluck.host.guard import guarded, run_at_once
+from potluck.host.system import System
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.fingerprint import fingerprint, installed_software
-from potluck.probe.machine.system import System
-from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure, run_child
-from potluck.probe.processes.guard import guarded, run_at_once
 from potluck.probe.trials.quarantine import run_unless_quarantined
 from potluck.types.hardware import DetectorReport, Device
 

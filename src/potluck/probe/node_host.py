@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from potluck.host.child import ChildFailure, run_child
 from potluck.portability.hosts.host import Host, HostGpu
 from potluck.probe.detectors.nvidia_device import MAKE as NVIDIA
-from potluck.probe.processes.child import ChildFailure, run_child
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import Device, ProbeReport
 

@@ -19,22 +19,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from potluck.host.container import container
+from potluck.host.cores import affine_cores
+from potluck.host.guard import guarded, start_thread
+from potluck.host.memory import memory_facts
+from potluck.host.system import System
+from potluck.host.uname import host_name
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 from potluck.probe.detectors.cpu import cpu_facts
 from potluck.probe.discovery import DeviceDiscovery, with_problem
 from potluck.probe.gpus.opencl_match import match_opencl
-from potluck.probe.machine.container import container
-from potluck.probe.machine.cores import affine_cores
-from potluck.probe.machine.memory import memory_facts
-from potluck.probe.machine.system import System
-from potluck.probe.processes.guard import guarded, start_thread
 from potluck.probe.trials.measuring import cached_measurement, measure_backend
 from potluck.probe.trials.running import failed_trial, is_tried_on, pending_trial, try_backend
 from potluck.types.backend import BackendSpec
 from potluck.types.hardware import DetectorReport, Device, ProbeReport, Trial
-from potluck.uname import host_name
 
 DEADLINE_SECONDS = 20.0
 """Time for finding devices: a driver may take this long to initialize."""
@@ -43,7 +43,7 @@ TRIAL_SECONDS = 60.0
 """Time for trying one backend on one device: kernels may have to be compiled first."""
 
 _END_SECONDS = 4.0
-"""Time for a child to end after its deadline (``probe.processes.child``), with a margin."""
+"""Time for a child to end after its deadline (``host.child``), with a margin."""
 
 _MOST_BUSY = 10
 """The most by which other processes using its CPU can prolong a child (``processes.child``)."""

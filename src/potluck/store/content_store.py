@@ -21,14 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.cache_folder import cache_folder
 from potluck.errors import ModelFileError, StoreFullError
-from potluck.quantities import format_bytes
+from potluck.host.cache_folder import cache_folder
 from potluck.store.blob import DATA, INDEX, Blob
 from potluck.store.index import MAX_FILE_BYTES, BlobIndex, ChunkState
 from potluck.store.known_files import KnownFiles
 from potluck.store.local_file import LocalFile
 from potluck.types.content import FileContent
+from potluck.types.quantities import format_bytes
 
 _log = logging.getLogger(__name__)
 

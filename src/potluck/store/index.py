@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from potluck.private_files import replace_file
+from potluck.host.private_files import replace_file
 from potluck.types.content import DIGEST_BYTES, FileContent
 
 _MAGIC = b"PLSTORE1"

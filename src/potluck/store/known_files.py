@@ -22,7 +22,7 @@ import msgspec
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.formats.files import FileStamp, ReadOnlyFile, read_bytes, stamp_of
-from potluck.private_files import replace_file
+from potluck.host.private_files import replace_file
 from potluck.store.local_file import LocalFile
 from potluck.types.content import CHUNK_BYTES, DIGEST_BYTES, FileContent
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from potluck.quantities import format_bytes
 from potluck.types.documents.base import Count, NonEmpty
+from potluck.types.quantities import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ print(json.dumps(capabilities.to_dict()))
 def test_a_machine_that_hangs() -> None:
     """Where even a file does not answer, it returns when it said, with what is known."""
     script = """
-import json, time, potluck, potluck.probe.machine.boards as names
+import json, time, potluck, potluck.host.boards as names
 names.machine_name = lambda system: time.sleep(60)
 started = time.monotonic()
 capabilities = potluck.device_capabilities(timeout_seconds=1)

@@ -21,7 +21,7 @@ from support.machines.doctor_cases import a_case, a_gpu, a_report
 from potluck.probe.doctor.case import Case
 from potluck.probe.doctor.device_files import forbidden_files
 from potluck.probe.doctor.look import inspect_user
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 root, groups = Path(sys.argv[1]), [int(each) for each in sys.argv[2:]]
 os.setgroups(groups)

@@ -26,11 +26,11 @@ MIB = 2**20
 SCRIPT = """
 import json, os
 from dataclasses import asdict
-from potluck.probe.machine.container import container
-from potluck.probe.machine.cores import affine_cores, default_num_threads
+from potluck.host.container import container
+from potluck.host.cores import affine_cores, default_num_threads
 from potluck.probe.detectors.cpu import DETECTOR, cpu_facts
-from potluck.probe.machine.memory import available_memory, memory_facts
-from potluck.probe.machine.system import THIS_MACHINE
+from potluck.host.memory import available_memory, memory_facts
+from potluck.host.system import THIS_MACHINE
 
 report = DETECTOR.find(THIS_MACHINE)
 print(json.dumps({

@@ -10,8 +10,8 @@ import pytest
 
 from potluck.engines.backends import BACKENDS
 from potluck.engines.native.engine import available_isas
+from potluck.host.child import ChildAnswer, ChildFailure, Failure, run_child
 from potluck.probe.cache import ProbeCache
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, Failure, run_child
 from potluck.probe.trials.measuring import cached_measurement, measure_backend
 from potluck.probe.trials.running import is_tried_on, try_backend
 from potluck.types.backend import DeviceKind

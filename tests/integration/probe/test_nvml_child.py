@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.machines.fake_nvml import CALLS, Run, build, environment, run_all
 
+from potluck.host.child import ChildFailure, ChildOutcome, Failure, run_child
 from potluck.probe.detectors.nvidia_nvml import merge
-from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure, run_child
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures, Origin
 from potluck.types.unit import Interface

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from support.machines.icds import NVIDIA, build_icd, pocl_library
 
+from potluck.host.child import ChildOutcome, run_child
+from potluck.host.system import THIS_MACHINE
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detectors.opencl import DETECTOR, merge
 from potluck.probe.discovery import DeviceDiscovery
 from potluck.probe.gpus.icds import Icd, installed_icds, library_identity
-from potluck.probe.machine.system import THIS_MACHINE
-from potluck.probe.processes.child import ChildOutcome, run_child
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures
 from potluck.types.unit import Interface

@@ -13,14 +13,14 @@ from support.machines.hardware import device
 from support.machines.icds import build_icd
 
 from potluck.engines.backends import BACKENDS
-from potluck.probe.cache import ProbeCache
-from potluck.probe.processes.child import (
+from potluck.host.child import (
     ChildAnswer,
     ChildFailure,
     ChildOutcome,
     Failure,
     run_child,
 )
+from potluck.probe.cache import ProbeCache
 from potluck.probe.trials.measuring import measure_backend
 from potluck.probe.trials.running import is_tried_on, try_backend
 from potluck.types.hardware import Device, Figure, Origin, Trial

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from support.cluster.edges import SECRET
 
-from potluck.child_environment import child_environment
+from potluck.host.child_environment import child_environment
 from potluck.types.cluster import NodeId
 from potluck.types.speed import LinkSpeed
 

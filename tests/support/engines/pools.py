@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from potluck.engines.native.pool import ThreadPool, make_pool
-from potluck.probe.machine.cores import CoreWatch, UsableCores
+from potluck.host.cores import CoreWatch, UsableCores
 
 
 def pool_of(num_threads: int) -> ThreadPool:

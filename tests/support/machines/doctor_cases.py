@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from potluck.host.system import Access, System
 from potluck.probe.doctor.case import Case, Distribution, Finding, LocalNetwork, Port, User
 from potluck.probe.doctor.examine import examine
-from potluck.probe.machine.system import Access, System
 from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.hardware import (
     CpuFacts,

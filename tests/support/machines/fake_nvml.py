@@ -16,7 +16,7 @@ from pathlib import Path
 
 from support.kernels.build import require_tool
 
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
+from potluck.host.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
 _TIMEOUT_SECONDS = 120

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 _NOBODY = 65534
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 
 def machine_tree(root: Path, files: Mapping[str, str | bytes | Path]) -> System:

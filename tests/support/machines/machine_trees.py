@@ -11,7 +11,7 @@ from pathlib import Path
 from support.machines.sysfs_trees import make_system, write_files
 from support.machines.umockdev import MACHINES
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 _BUSES = frozenset({"pci", "platform", "virtio", "usb"})
 """Subsystems that are buses; the others are classes."""

@@ -42,7 +42,7 @@ def _run(settings: dict[str, str], directory: Path) -> dict[str, object]:
 def _be_child(settings: dict[str, str], output: Path, log: Path) -> NoReturn:
     status = 1
     try:
-        # As probe.processes.start does: descriptor 1 is the library's to print to.
+        # As host.child_start does: descriptor 1 is the library's to print to.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)

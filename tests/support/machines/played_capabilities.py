@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from potluck.capabilities.describe import describe_node
+from potluck.host.boards import machine_name
+from potluck.host.system import System
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache
 from potluck.probe.choose import choose_units
-from potluck.probe.machine.boards import machine_name
-from potluck.probe.machine.system import System
 from potluck.probe.probe import ProbeOptions, probe_node
 
 

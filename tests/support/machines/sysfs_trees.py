@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 
 def make_system(root: Path) -> System:

@@ -19,10 +19,10 @@ from support.machines.umockdev import call_on_machine
 from potluck.cli.doctor import report as report_findings
 from potluck.cli.probe import probe_document, report_lines
 from potluck.engines.backends import BACKENDS
+from potluck.host.system import System
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.choose import choose_units
-from potluck.probe.machine.system import System
 from potluck.probe.node_host import NodeHost
 from potluck.probe.probe import ProbeOptions, probe_node
 

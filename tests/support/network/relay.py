@@ -26,7 +26,7 @@ from typing import Any
 
 from support.network.netns import Host, set_up, unwired_hosts
 
-from potluck.child_environment import child_environment
+from potluck.host.child_environment import child_environment
 
 _TESTS = Path(__file__).resolve().parents[2]
 _NAMESPACES = Path("/run/netns")

@@ -39,8 +39,8 @@ from potluck.engines.tinygrad.adapter import (
     opencl,
 )
 from potluck.engines.tinygrad.environment import LIBRARIES
+from potluck.host.system import System
 from potluck.probe.doctor.look import find_library
-from potluck.probe.machine.system import System
 
 
 def check_every_name_is_checked_here() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.cluster.child_process import start_child
+from potluck.host.child_environment import SECRET_VARIABLE
 
 CHILD = """
 import json, os, sys

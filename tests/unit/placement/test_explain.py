@@ -12,11 +12,11 @@ from potluck.placement.grouping import prediction_of
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.offering import Pool
 from potluck.placement.place import place
-from potluck.quantities import format_bytes
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.groups import LayoutStage
 from potluck.types.placement import Basis, Plan, Preferences
+from potluck.types.quantities import format_bytes
 
 WORK = work_of(llama_config(12))
 LAYER_BYTES = candidate("any", WORK).cost.layer_bytes[0]

@@ -19,7 +19,6 @@ from potluck.loading.plan import plan_worker
 from potluck.placement.costs import model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage, plan_record
-from potluck.quantities import format_bytes
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -27,6 +26,7 @@ from potluck.types.memory import MemoryLimit
 from potluck.types.node import CPU_UNIT
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.quantities import format_bytes
 
 NODE = NodeId("a" * 16)
 NUM_LAYERS = 3

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.engines.fake_backends.behaviour import CALLS, device
 
+from potluck.host.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import VendorQuery
 from potluck.probe.discovery import ask_vendor
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from potluck.types.hardware import DetectorReport
 
 TESTS = Path(__file__).parents[2]

@@ -16,12 +16,12 @@ import pytest
 from support.engines.fake_backends.behaviour import CALLS, device, spec
 from support.processes.waiting import done_within
 
+from potluck.host.child import ChildFailure, ChildOutcome, Failure
+from potluck.host.system import THIS_MACHINE, System
 from potluck.probe import discovery, probe
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector, VendorQuery
-from potluck.probe.machine.system import THIS_MACHINE, System
 from potluck.probe.probe import Measuring, ProbeOptions, probe_node
-from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure
 from potluck.probe.trials import running as trials
 from potluck.probe.trials.running import try_backend
 from potluck.types.backend import DeviceKind
@@ -477,7 +477,7 @@ import threading
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.probe import ProbeOptions, probe_node
-from potluck.probe.machine.system import THIS_MACHINE
+from potluck.host.system import THIS_MACHINE
 from potluck.types.hardware import DetectorReport
 
 def never(*_):

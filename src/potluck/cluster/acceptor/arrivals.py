@@ -20,7 +20,7 @@ from potluck.cluster.acceptor.routes import (
 )
 from potluck.cluster.trust.connection_sources import ConnectionSource
 from potluck.cluster.trust.handshakes import EXHAUSTED, HANDSHAKE_SECONDS, describe
-from potluck.log_rate import LogRate
+from potluck.host.log_rate import LogRate
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import deployment_view
 from potluck.cluster.background import Background
 from potluck.errors import ModelNotFoundError, OverloadedError, ParameterError
+from potluck.host.uname import host_name
 from potluck.placement.layout import parse_layout, resolve_layout
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.console import Watch
 from potluck.types.deployment import Deploy, DeploymentRecord
 from potluck.types.documents.cluster import DeployDocument
 from potluck.types.documents.plan import PlanDocument
-from potluck.uname import host_name
 
 _log = logging.getLogger(__name__)
 

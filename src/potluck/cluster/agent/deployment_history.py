@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.quantities import format_count
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.cluster_events import EventContent, EventKind
 from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
+from potluck.types.quantities import format_count
 
 UNDEPLOYED = "undeployed"
 """The reason in the record of a deployment that a user removed."""

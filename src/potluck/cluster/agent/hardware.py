@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 from potluck.errors import PotluckError
+from potluck.host.system import THIS_MACHINE
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector
-from potluck.probe.machine.system import THIS_MACHINE
 from potluck.probe.probe import ProbeOptions, probe_node
 from potluck.types.hardware import ProbeReport
 

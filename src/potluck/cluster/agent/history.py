@@ -17,12 +17,12 @@ from potluck.cluster.background import Spawn
 from potluck.cluster.calls import UnitChange
 from potluck.cluster.membership import Membership, MethodTable
 from potluck.cluster.methods import FAREWELL, UNIT_CHANGED
+from potluck.host.uname import host_name
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import ClusterEvent, EventContent, EventKind
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport
 from potluck.types.unit import Role
-from potluck.uname import host_name
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from potluck.cluster.membership import Membership
 from potluck.cluster.trust.pem_files import PemPaths
 from potluck.cluster.trust.removals import decode_lines, encode_lines, is_genuine
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
-from potluck.private_files import read_small_file, replace_file
+from potluck.host.private_files import read_small_file, replace_file
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from potluck.cluster.membership import Address, Membership
 from potluck.cluster.trust.authority import Authority, issue_server_credentials
 from potluck.cluster.trust.requests import pem_key_digest
 from potluck.errors import PotluckError, UsageError
-from potluck.uname import host_name
+from potluck.host.uname import host_name
 from potluck.version import __version__
 
 _log = logging.getLogger(__name__)

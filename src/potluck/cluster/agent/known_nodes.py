@@ -14,9 +14,9 @@ from potluck.cluster.background import Spawn
 from potluck.cluster.coordinator.survey import ask_report
 from potluck.cluster.membership import Address, Membership, parse_address
 from potluck.errors import PotluckError
+from potluck.host.uname import host_name
 from potluck.types.cluster import NodeId
 from potluck.types.node_names import NodeNames
-from potluck.uname import host_name
 
 _log = logging.getLogger(__name__)
 

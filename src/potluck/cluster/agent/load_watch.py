@@ -14,7 +14,7 @@ from contextlib import suppress
 import psutil
 
 from potluck.cluster.agent.process_stat import is_stopped
-from potluck.quantities import format_seconds
+from potluck.types.quantities import format_seconds
 
 STALL_SECONDS = 120.0
 """The time limit without any sign of progress. The longest pause of a healthy worker is one that

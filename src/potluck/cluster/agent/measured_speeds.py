@@ -22,8 +22,8 @@ from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.worker.messages import Stats
 from potluck.errors import ParameterError
-from potluck.log_rate import LogRate
-from potluck.private_files import read_small_file, replace_file
+from potluck.host.log_rate import LogRate
+from potluck.host.private_files import read_small_file, replace_file
 from potluck.types.cluster import UnitId
 from potluck.types.speed import StepTime
 from potluck.version import __version__

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnit
+from potluck.host.memory import memory_facts, memory_pools
+from potluck.host.system import THIS_MACHINE
+from potluck.host.uname import host_name
 from potluck.probe.chips.derive import merge_figures
-from potluck.probe.machine.memory import memory_facts, memory_pools
-from potluck.probe.machine.system import THIS_MACHINE
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport, UnitReport
-from potluck.uname import host_name
 from potluck.version import __version__
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

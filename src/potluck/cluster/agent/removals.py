@@ -28,7 +28,7 @@ from potluck.cluster.trust.removals import (
     sign_removal,
 )
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
-from potluck.private_files import read_small_file, replace_file
+from potluck.host.private_files import read_small_file, replace_file
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)

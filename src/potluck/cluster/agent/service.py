@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from potluck.cache_folder import hub_cache_folder
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls, report_lost, serve_stages
@@ -69,9 +68,10 @@ from potluck.cluster.trust import pem_files
 from potluck.cluster.worker.messages import Stats
 from potluck.engines.backends import cost_of
 from potluck.errors import CallError, PotluckError
+from potluck.host.cache_folder import hub_cache_folder
+from potluck.host.cores import threads_problem
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.doctor.case import Cluster
-from potluck.probe.machine.cores import threads_problem
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.store.content_store import default_limit_bytes, default_store_folder
 from potluck.types.cluster import DeploymentId, NodeId

@@ -32,7 +32,7 @@ from potluck.cluster.trust.credentials import Credentials, check_node_id
 from potluck.cluster.trust.pem_files import PemPaths, pem_paths, write_pem_files
 from potluck.cluster.trust.secret import Secret, own_secret
 from potluck.errors import ParameterError, PotluckError, UsageError
-from potluck.private_files import (
+from potluck.host.private_files import (
     folder_problem,
     make_private_folder,
     parent_problem,

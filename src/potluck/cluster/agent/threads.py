@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.probe.machine.cores import CoreWatch, UsableCores
+from potluck.host.cores import CoreWatch, UsableCores
 
 
 class NodeThreads:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from potluck.errors import PotluckError, UnitFaultError
-from potluck.probe.processes.child import SIGNALS_FROM_OUTSIDE
-from potluck.quantities import format_seconds
+from potluck.host.child import SIGNALS_FROM_OUTSIDE
 from potluck.types.cluster import UnitId
 from potluck.types.node import CPU_UNIT
+from potluck.types.quantities import format_seconds
 from potluck.types.unit import Fault, pause_seconds
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from potluck.errors import EngineError
-from potluck.private_files import read_small_file, replace_file
+from potluck.host.private_files import read_small_file, replace_file
 
 _log = logging.getLogger(__name__)
 

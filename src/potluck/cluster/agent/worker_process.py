@@ -44,10 +44,10 @@ from potluck.cluster.worker.messages import (
 )
 from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
-from potluck.probe.processes.child import signal_name
-from potluck.quantities import format_seconds
+from potluck.host.child import signal_name
 from potluck.types.cluster import Epoch
 from potluck.types.content import Transfer
+from potluck.types.quantities import format_seconds
 from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from potluck.cluster.coordinator.pipeline import SentTotals
 from potluck.cluster.membership import Membership
 from potluck.cluster.methods import STAGE_STATS
 from potluck.cluster.worker.messages import Stats
-from potluck.log_rate import LogRateFilter
+from potluck.host.log_rate import LogRateFilter
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord

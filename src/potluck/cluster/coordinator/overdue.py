@@ -20,8 +20,8 @@ from potluck.cluster.edges.options import STALL_SECONDS
 from potluck.cluster.membership import Membership
 from potluck.cluster.methods import ABANDON_STAGE, CHECK_STAGES
 from potluck.errors import EngineError, PotluckError
-from potluck.quantities import format_seconds
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.quantities import format_seconds
 from potluck.types.step import StepId
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from potluck.cluster.methods import CHECK_MODEL, END_WEIGHTS, HOLDINGS, PREPARE,
 from potluck.errors import CallError, EngineError
 from potluck.placement.links import LinkTable
 from potluck.placement.sources import Needs, SourcePlan, assign_sources
-from potluck.quantities import format_bytes
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
     CHUNK_BYTES,
@@ -34,6 +33,7 @@ from potluck.types.content import (
 )
 from potluck.types.deployment import DeploymentRecord, TransferRecord
 from potluck.types.program import Shard
+from potluck.types.quantities import format_bytes
 
 OnHashed = Callable[[int, int], None]
 """Called with the bytes of a model's files that were read for hashing, and the total."""

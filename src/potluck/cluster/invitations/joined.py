@@ -9,7 +9,7 @@ import msgspec
 
 from potluck.cluster.trust.credentials import check_node_id
 from potluck.errors import ParameterError, PotluckError
-from potluck.private_files import read_small_file, replace_file
+from potluck.host.private_files import read_small_file, replace_file
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_ADDRESSES = 64

@@ -17,7 +17,7 @@ import msgspec
 from potluck.cluster.invitations.channel import KnownInvitation
 from potluck.cluster.invitations.invitation import generate_token, token_digest
 from potluck.errors import ParameterError, PotluckError, UsageError
-from potluck.private_files import read_small_file, replace_file
+from potluck.host.private_files import read_small_file, replace_file
 from potluck.types.cluster import NodeId
 
 DEFAULT_SECONDS = 3600.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from potluck.cluster.trust.connection_sources import ConnectionSource, SourceEndedError
 from potluck.cluster.trust.credentials import peer_node_id
 from potluck.errors import ParameterError
-from potluck.log_rate import LogRate
+from potluck.host.log_rate import LogRate
 from potluck.types.cluster import NodeId
 
 _LOG = logging.getLogger(__name__)

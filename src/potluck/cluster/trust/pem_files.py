@@ -7,7 +7,7 @@ from pathlib import Path
 
 from potluck.cluster.trust.credentials import Credentials
 from potluck.cluster.trust.removed import REMOVED_FILE
-from potluck.private_files import make_private_folder, replace_file
+from potluck.host.private_files import make_private_folder, replace_file
 from potluck.types.cluster import NodeId
 
 

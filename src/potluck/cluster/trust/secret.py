@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from potluck.child_environment import SECRET_VARIABLE
 from potluck.errors import ParameterError
-from potluck.private_files import create_file, make_private_folder, read_small_file
+from potluck.host.child_environment import SECRET_VARIABLE
+from potluck.host.private_files import create_file, make_private_folder, read_small_file
 
 _PREFIX = "potluck-"
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

@@ -27,7 +27,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_folder
 
 _log = logging.getLogger(__name__)
 

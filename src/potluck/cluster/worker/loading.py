@@ -27,19 +27,19 @@ from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import grammar_bytes
 from potluck.grammars.vocabulary import Vocabulary
+from potluck.host.memory import available_memory, held_bytes
 from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
 from potluck.loading.load import LoadedStage
 from potluck.loading.plan import plan_worker
 from potluck.loading.prepare import plan_stages, prepare_stages
 from potluck.models.program import weight_specs
 from potluck.models.shape import model_shape
-from potluck.probe.machine.memory import available_memory, held_bytes
-from potluck.quantities import format_bytes, format_seconds
 from potluck.types.choices import Quantization
 from potluck.types.engine import LoadableEngine
 from potluck.types.memory import MemoryLimit, MemoryPlan
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.quantities import format_bytes, format_seconds
 from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat
 from potluck.weights.report import remark_lines

@@ -50,10 +50,10 @@ from potluck.cluster.worker.watched_engine import open_watched
 from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
+from potluck.host.memory import resident_bytes
 from potluck.loading.load import LoadedStage
-from potluck.probe.machine.memory import resident_bytes
-from potluck.quantities import format_seconds
 from potluck.scheduling.frame_limits import edge_limits
+from potluck.types.quantities import format_seconds
 from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)

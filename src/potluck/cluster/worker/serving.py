@@ -30,11 +30,11 @@ from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError,
 from potluck.grammars.limits import STAGE_STACK_BYTES
 from potluck.grammars.step_masks import StepMasks
 from potluck.loading.load import LoadedStage
-from potluck.quantities import format_seconds
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch
 from potluck.types.engine import ExpertUse
 from potluck.types.program import Shard
+from potluck.types.quantities import format_seconds
 
 _log = logging.getLogger(__name__)
 

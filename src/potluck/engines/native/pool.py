@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from potluck.engines.native.program import core_errors
+from potluck.host.cores import CoreWatch
 from potluck.kernels import runner
-from potluck.probe.machine.cores import CoreWatch
-from potluck.quantities import format_count
+from potluck.types.quantities import format_count
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from potluck.engines.native.pool import ThreadPool
 from potluck.engines.native.products import Operands
 from potluck.engines.native.program import core_errors
+from potluck.host.cores import last_level_cache_bytes
+from potluck.host.memory import available_memory
 from potluck.kernels import runner
-from potluck.probe.machine.cores import last_level_cache_bytes
-from potluck.probe.machine.memory import available_memory
 
 _LEAST_READ_BYTES = 256 << 20
 _MOST_READ_BYTES = 2 << 30

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
-from potluck.quantities import format_count
+from potluck.types.quantities import format_count
 
 if TYPE_CHECKING:
     from potluck.engines.native.engine import NativeEngine
@@ -66,8 +66,8 @@ def _measure(
 ) -> dict[str, dict[str, dict[str, object]]]:
     from potluck.engines.profiling.measure import MeasurementSetup, measure
     from potluck.engines.profiling.rate_program import Stopwatch
-    from potluck.probe.machine.cores import Throttling, last_level_cache_bytes
-    from potluck.probe.machine.system import THIS_MACHINE
+    from potluck.host.cores import Throttling, last_level_cache_bytes
+    from potluck.host.system import THIS_MACHINE
     from potluck.types.arithmetic import arithmetics_with
     from potluck.types.tensor import TensorFormat
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from potluck.engines.profiling import rate_program
 from potluck.engines.profiling.rate_program import Stopwatch, best_seconds, random_rows
-from potluck.quantities import format_bytes
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
+from potluck.types.quantities import format_bytes
 from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
 

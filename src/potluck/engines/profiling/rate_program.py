@@ -21,11 +21,11 @@ import numpy as np
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
-from potluck.quantities import format_bytes, format_count
 from potluck.types.engine import MakeEngine
 from potluck.types.hardware import TRIAL_FORMAT, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS
 from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
+from potluck.types.quantities import format_bytes, format_count
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
 

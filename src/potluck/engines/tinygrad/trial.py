@@ -13,7 +13,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from potluck.child_environment import child_environment
 from potluck.engines.tinygrad.environment import (
     AMD,
     CL,
@@ -25,6 +24,7 @@ from potluck.engines.tinygrad.environment import (
     tinygrad_environment,
 )
 from potluck.errors import EngineError, PotluckError
+from potluck.host.child_environment import child_environment
 from potluck.probe.trials.interfaces import read_interface
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dic
     results: dict[str, object] = {}
     refusals: list[str] = []
     for variant in variants:
-        start = (sys.executable, "-P", "-m", "potluck.probe.processes.start", str(os.getpid()))
+        start = (sys.executable, "-P", "-m", "potluck.host.child_start", str(os.getpid()))
         child = subprocess.run(
             [*start, __spec__.name, "self-test", device_id, interface, variant],
             stdout=subprocess.PIPE,
@@ -117,7 +117,7 @@ def _measure(
     make_engine = _maker(interface, variant)
     from potluck.engines.profiling.measure import MeasurementSetup, measure
     from potluck.engines.tinygrad.compiled import open_device
-    from potluck.probe.machine.cores import last_level_cache_bytes
+    from potluck.host.cores import last_level_cache_bytes
     from potluck.types.tensor import TensorFormat
 
     backend = _backend(interface)

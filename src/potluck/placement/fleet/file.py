@@ -27,9 +27,9 @@ from potluck.placement.fleet.keys import (
     OperationRates,
     Probed,
 )
-from potluck.quantities import format_few
 from potluck.types.hardware import ProbeReport
 from potluck.types.held_stage import MAX_BYTES
+from potluck.types.quantities import format_few
 from potluck.types.ranges import MAX_THREADS
 from potluck.types.unit import NATIVE, ChosenUnit, Role
 

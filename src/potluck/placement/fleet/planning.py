@@ -12,6 +12,7 @@ import msgspec
 from potluck.catalog import ModelDescription, describe_model, read_profile
 from potluck.drafting.sources import names_model
 from potluck.engines.backends import abilities_of, cost_of
+from potluck.host.memory import reserve_bytes
 from potluck.placement.fleet.file import read_fleet
 from potluck.placement.fleet.keys import (
     DescribedUnit,
@@ -37,7 +38,6 @@ from potluck.placement.planned import (
 )
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.surveyed import explanation_of, plan_surveyed
-from potluck.probe.machine.memory import reserve_bytes
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.deployment import Deploy, DeploymentRecord, ModelFingerprint

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cache_folder import cache_folder
 from potluck.errors import ElfError, NotLoadableError, WheelFileError
+from potluck.host.cache_folder import cache_folder
 from potluck.portability.cuda.fat_binary import CudaNeeds, read_cuda_needs
 from potluck.portability.cuda.table import CudaTable, shipped_table
 from potluck.portability.elf.file import ElfFile

@@ -16,7 +16,7 @@ from potluck.portability.linking.opened_libraries import (
     provider_of,
 )
 from potluck.portability.linking.promises import systems_with
-from potluck.quantities import format_few
+from potluck.types.quantities import format_few
 
 OPENED_BEFORE = "opened-before"
 """The linker refuses the file unless its package opens another of its files first."""

@@ -23,7 +23,7 @@ from packaging.tags import Tag
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import HostPython
-from potluck.quantities import format_few
+from potluck.types.quantities import format_few
 
 PythonVersion = tuple[int, int]
 

@@ -18,8 +18,8 @@ from typing import IO, Any, Self
 import msgspec
 from packaging.utils import canonicalize_name
 
-from potluck.child_environment import child_environment
 from potluck.errors import WheelDownloadError
+from potluck.host.child_environment import child_environment
 from potluck.portability.planning.index import (
     IndexFile,
     parse_filename,

@@ -12,7 +12,7 @@ from potluck.portability.planning.index import Incompatibility, IndexFile, Relea
 from potluck.portability.planning.release_variants import UnusedVariant, label_of
 from potluck.portability.planning.target import Target
 from potluck.portability.wheels.tags import platforms, policy_glibc
-from potluck.quantities import format_few
+from potluck.types.quantities import format_few
 
 _SHOWN_LABELS = 6
 _SHOWN_REASONS = 3

@@ -18,9 +18,9 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from potluck.cache_folder import cache_folder
-from potluck.child_environment import child_environment
 from potluck.errors import UsageError, WheelDownloadError
+from potluck.host.cache_folder import cache_folder
+from potluck.host.child_environment import child_environment
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.wheels.tags import LEGACY_POLICIES
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from potluck.host.system import System
 from potluck.probe.children.documents import IntelCard, IntelDocument
-from potluck.probe.machine.system import System
 
 Ioctl = Callable[[int, int, bytearray], object]
 """``fcntl.ioctl``, whose argument the driver reads and changes."""

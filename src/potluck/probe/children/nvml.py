@@ -2,7 +2,7 @@
 
 ``python -m potluck.probe.children.nvml`` prints an ``NvmlDocument``, or ``{"refused": reason}``
 if NVML cannot be initialized, in which case CUDA does not work either. The process may crash, hang
-and print anything: ``probe.processes.child`` handles that.
+and print anything: ``host.child`` handles that.
 
 After an error, the requested value is missing; after an error that says that a GPU is gone, so are
 all further values of that GPU. Source: NVIDIA's NVML API reference, whose function names

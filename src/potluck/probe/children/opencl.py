@@ -3,7 +3,7 @@
 ``python -m potluck.probe.children.opencl LIBRARY`` prints an ``OpenclDocument``. The environment
 makes the loader load no other driver (``probe.gpus.icds``). LIBRARY is the driver's library, which
 is used to find out why it could not be loaded, because loaders do not report that. The process may
-crash, hang and print anything: ``probe.processes.child`` handles that.
+crash, hang and print anything: ``host.child`` handles that.
 
 Sources: ``CL/cl.h`` and ``CL/cl_ext.h`` (Khronos's OpenCL-Headers) for names and numbers; the
 extensions cl_khr_pci_bus_info, cl_nv_device_attribute_query and cl_amd_device_attribute_query for

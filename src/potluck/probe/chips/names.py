@@ -3,7 +3,7 @@
 The rule:
 
 1. Invalid text is removed: everything from a NUL byte on, control characters, and replacements for
-   bytes that could not be decoded. Only the first ``MAX_CHARACTERS`` characters are used.
+   bytes that could not be decoded. Only the first ``MAX_NAME_CHARACTERS`` characters are used.
 2. ``(R)``, ``(TM)``, ``(C)`` and their symbols are removed, and the revision that ``lspci`` adds.
 3. Only the part in square brackets of a PCI database entry, such as ``AD102 [GeForce RTX 4090]``,
    is kept.
@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import re
 
-MAX_CHARACTERS = 96
-"""The size of NVML's longest buffer for a name (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+from potluck.host.system import printable
 
 _MARKS = re.compile(r"\((?:R|TM|C)\)|[®™©]|\(rev [0-9a-f]+\)", re.IGNORECASE)
 _PRODUCT = re.compile(r".*\[([^\[\]]+)\]")
@@ -53,7 +52,7 @@ _SPELLINGS = {
 def normalize_name(reported: str) -> str:
     """Return the normalized name of a device, by the module's rules; empty if nothing is left.
 
-    The result is printable, at most ``MAX_CHARACTERS`` long, and unchanged by a second call.
+    The result is printable, at most ``MAX_NAME_CHARACTERS`` long, and unchanged by a second call.
     """
     name = printable(reported)
     # Removing one part may expose another; every round that changes a name shortens it or fixes its
@@ -68,17 +67,6 @@ def search_key(reported: str) -> str:
     sizes = _MEMORY_SIZE.findall(_without_marks(printable(reported)))
     text = " ".join([normalize_name(reported), *(re.sub("[ -]", "", size) for size in sizes)])
     return " ".join(re.split("[ _-]+", text)).casefold().strip()
-
-
-def printable(reported: str) -> str:
-    """Return the name as reported, but safe for a terminal: only rule 1, on one line."""
-    text = reported.partition("\0")[0][:MAX_CHARACTERS]
-    return _one_spaced(
-        "".join(
-            character if character.isprintable() and character != "\ufffd" else " "
-            for character in text
-        )
-    )
 
 
 def _without_marks(name: str) -> str:

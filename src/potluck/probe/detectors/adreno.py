@@ -11,17 +11,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
-from potluck.probe.detector import Detector
-from potluck.probe.machine.boards import (
+from potluck.host.boards import (
     device_id,
     platform_devices,
     problem,
     resolve,
     shared_memory,
 )
-from potluck.probe.machine.system import System
+from potluck.host.system import System, printable
+from potluck.probe.chips.lookup import table_figures
+from potluck.probe.chips.names import normalize_name
+from potluck.probe.detector import Detector
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device
 from potluck.types.unit import Interface

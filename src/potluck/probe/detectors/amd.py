@@ -22,10 +22,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.host.boards import problem, shared_memory
+from potluck.host.system import Access, PciDevice, RenderNode, System, printable
 from potluck.portability.hosts.amd_architectures import checked_gfx_target
 from potluck.probe.chips.derive import amd_figures, merge_figures
 from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
+from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector
 from potluck.probe.gpus.pci_gpu import (
     database_name,
@@ -35,8 +37,6 @@ from potluck.probe.gpus.pci_gpu import (
     render_nodes,
     why_unusable,
 )
-from potluck.probe.machine.boards import problem, shared_memory
-from potluck.probe.machine.system import Access, PciDevice, RenderNode, System
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures
 from potluck.types.unit import Interface

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import platform
 
+from potluck.host.boards import board_model
+from potluck.host.cores import present_cores, usable_cores
+from potluck.host.cpuinfo import CpuDescription, describe_cpu
+from potluck.host.memory import memory_facts
+from potluck.host.system import System
 from potluck.probe.detector import Detector
-from potluck.probe.machine.boards import board_model
-from potluck.probe.machine.cores import present_cores, usable_cores
-from potluck.probe.machine.cpuinfo import CpuDescription, describe_cpu
-from potluck.probe.machine.memory import memory_facts
-from potluck.probe.machine.system import System
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import CpuFacts, DetectorReport, Device, DeviceMemory
 

@@ -18,9 +18,12 @@ from pathlib import Path
 
 import msgspec
 
+from potluck.host.boards import shared_memory
+from potluck.host.child import ChildFailure, ChildOutcome
+from potluck.host.system import PciDevice, RenderNode, System, printable
 from potluck.probe.children.documents import IntelCard, IntelDocument
 from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
+from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.gpus.pci_gpu import (
     database_name,
@@ -30,9 +33,6 @@ from potluck.probe.gpus.pci_gpu import (
     render_nodes,
     why_unusable,
 )
-from potluck.probe.machine.boards import shared_memory
-from potluck.probe.machine.system import PciDevice, RenderNode, System
-from potluck.probe.processes.child import ChildFailure, ChildOutcome
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
 

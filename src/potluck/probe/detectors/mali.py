@@ -12,11 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.chips.derive import mali_figures, merge_figures
-from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
-from potluck.probe.detector import Detector
-from potluck.probe.machine.boards import (
+from potluck.host.boards import (
     device_id,
     max_clock_hz,
     platform_devices,
@@ -24,7 +20,11 @@ from potluck.probe.machine.boards import (
     resolve,
     shared_memory,
 )
-from potluck.probe.machine.system import System
+from potluck.host.system import System, printable
+from potluck.probe.chips.derive import mali_figures, merge_figures
+from potluck.probe.chips.lookup import table_figures
+from potluck.probe.chips.names import normalize_name
+from potluck.probe.detector import Detector
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, Figure, Figures
 

@@ -12,8 +12,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from potluck.host.boards import PlatformDevice, device_id, platform_devices, shared_memory
+from potluck.host.system import Access, PciDevice, System, printable
 from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
+from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.detectors.nvidia_device import (
     DRIVER,
@@ -27,8 +29,6 @@ from potluck.probe.detectors.nvidia_device import (
     unknown_memory,
 )
 from potluck.probe.detectors.nvidia_nvml import merge
-from potluck.probe.machine.boards import PlatformDevice, device_id, platform_devices, shared_memory
-from potluck.probe.machine.system import Access, PciDevice, System
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from potluck.probe.machine.system import Access, System
+from potluck.host.system import Access, System
 from potluck.types.hardware import DeviceMemory
 from potluck.types.unit import Interface
 

@@ -13,6 +13,9 @@ from dataclasses import replace
 
 import msgspec
 
+from potluck.host.child import ChildFailure, ChildOutcome, Failure
+from potluck.host.child_output import one_line
+from potluck.host.system import printable
 from potluck.probe.children.documents import (
     NvmlCard,
     NvmlDocument,
@@ -21,7 +24,7 @@ from potluck.probe.children.documents import (
 )
 from potluck.probe.chips.derive import merge_figures, nvidia_figures
 from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
+from potluck.probe.chips.names import normalize_name
 from potluck.probe.detectors.nvidia_device import (
     DRIVER,
     MAKE,
@@ -31,8 +34,6 @@ from potluck.probe.detectors.nvidia_device import (
     shares_memory,
     unknown_memory,
 )
-from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure
-from potluck.probe.processes.output import one_line
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures
 from potluck.types.unit import Interface

@@ -14,18 +14,18 @@ from functools import partial
 
 import msgspec
 
+from potluck.host.child import ChildFailure, ChildOutcome
+from potluck.host.child_output import one_line
+from potluck.host.system import System, printable
 from potluck.probe.children.documents import OpenclDevice, OpenclDocument
 from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.names import normalize_name, printable
+from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.gpus.icds import Icd, installed_icds, library_identity
 from potluck.probe.gpus.pci_gpu import plausible_bytes
-from potluck.probe.machine.system import System
-from potluck.probe.processes.child import ChildFailure, ChildOutcome
-from potluck.probe.processes.output import one_line
-from potluck.quantities import format_bytes
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
+from potluck.types.quantities import format_bytes
 from potluck.types.unit import Interface
 
 NAME = "opencl"

@@ -13,16 +13,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from potluck.probe.detector import Detector
-from potluck.probe.detectors import adreno, mali
-from potluck.probe.machine.boards import (
+from potluck.host.boards import (
     device_id,
     platform_devices,
     problem,
     resolve,
     shared_memory,
 )
-from potluck.probe.machine.system import PciDevice, System
+from potluck.host.system import PciDevice, System
+from potluck.probe.detector import Detector
+from potluck.probe.detectors import adreno, mali
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
 

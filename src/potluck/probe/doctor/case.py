@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from potluck.host.system import System
 from potluck.portability.finding import Finding as Lack
-from potluck.probe.machine.system import System
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
 from potluck.types.documents.base import NonEmpty
 from potluck.types.hardware import Device, ProbeReport, Trial

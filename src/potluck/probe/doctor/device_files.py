@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from potluck.host.system import Access
 from potluck.probe.doctor.case import Case, Finding, libraries, title
-from potluck.probe.machine.system import Access
 from potluck.types.hardware import Device
 
 _EXPECTED = {

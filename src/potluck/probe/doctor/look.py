@@ -22,6 +22,10 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from potluck.host.child import ChildAnswer, ChildFailure, run_child
+from potluck.host.child_output import one_line
+from potluck.host.guard import run_at_once
+from potluck.host.system import System, read_regular_file
 from potluck.portability.finding import Finding as Lack
 from potluck.probe.doctor.case import (
     Folder,
@@ -41,10 +45,6 @@ from potluck.probe.doctor.multicast import (
     send_datagram,
 )
 from potluck.probe.fingerprint import installed_software
-from potluck.probe.machine.system import System, read_regular_file
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, run_child
-from potluck.probe.processes.guard import run_at_once
-from potluck.probe.processes.output import one_line
 from potluck.types.backend import BackendLibrary, BackendSpec
 from potluck.types.hardware import ProbeReport
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from potluck.probe.doctor.case import Case, Finding, Folder, Severity
-from potluck.quantities import format_bytes
+from potluck.types.quantities import format_bytes
 
 STATE = "the node's state"
 CACHE = "what the probe measured"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 _VENDORS = "etc/OpenCL/vendors"
 _SUFFIX = ".icd"

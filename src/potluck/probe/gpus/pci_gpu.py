@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from potluck.probe.chips.names import printable
-from potluck.probe.machine.boards import problem
-from potluck.probe.machine.system import PciDevice, RenderNode, System
+from potluck.host.boards import problem
+from potluck.host.system import PciDevice, RenderNode, System, printable
 
 _PASSES_ON = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that reserve a device for virtual machines (the kernel's ``driver-api/vfio.rst``)."""

@@ -16,18 +16,18 @@ import os
 from collections.abc import Callable, Sequence
 
 from potluck.errors import PotluckError
-from potluck.probe.cache import ProbeCache
-from potluck.probe.cases import self_test
-from potluck.probe.fingerprint import fingerprint, installed_software
-from potluck.probe.machine.memory import available_memory
-from potluck.probe.processes.child import (
+from potluck.host.child import (
     ChildAnswer,
     ChildFailure,
     ChildOutcome,
     Failure,
     run_child,
 )
-from potluck.probe.processes.output import one_line
+from potluck.host.child_output import one_line
+from potluck.host.memory import available_memory
+from potluck.probe.cache import ProbeCache
+from potluck.probe.cases import self_test
+from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.trials.interfaces import interface_argument, interface_details
 from potluck.probe.trials.quarantine import run_unless_quarantined
 from potluck.types.backend import BackendSpec, DeviceKind

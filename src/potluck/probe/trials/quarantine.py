@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from potluck.host.child import ChildFailure, ChildOutcome, Failure
 from potluck.probe.cache import ProbeCache
-from potluck.probe.processes.child import ChildFailure, ChildOutcome, Failure
 
 _log = logging.getLogger(__name__)
 

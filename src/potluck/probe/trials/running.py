@@ -1,7 +1,7 @@
 """Run backends' self-tests on devices: a unit exists only if its results were correct.
 
 A backend's module is run as a child process, ``python -m MODULE COMMAND DEVICE …``, and prints one
-JSON object (``potluck.probe.processes.child``):
+JSON object (``potluck.host.child``):
 
 ``self-test DEVICE INTERFACE [VARIANT …]``
     ``{"results": {VARIANT: RESULTS, …}}``, slowest first, with RESULTS as described in
@@ -28,17 +28,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from potluck.probe.cache import ProbeCache
-from potluck.probe.cases import self_test
-from potluck.probe.fingerprint import fingerprint, installed_software
-from potluck.probe.processes.child import (
+from potluck.host.child import (
     ChildAnswer,
     ChildFailure,
     ChildOutcome,
     Failure,
     run_child,
 )
-from potluck.probe.processes.output import one_line
+from potluck.host.child_output import one_line
+from potluck.probe.cache import ProbeCache
+from potluck.probe.cases import self_test
+from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.trials.interfaces import interface_argument, interface_details, usable_interfaces
 from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
 from potluck.types.backend import BackendSpec

@@ -15,8 +15,8 @@ from potluck.cluster.agent.known_nodes import KnownNodes, NamesInLog
 from potluck.cluster.calls import encode
 from potluck.cluster.membership import Membership, parse_address
 from potluck.errors import NodeLostError
+from potluck.host.uname import host_name
 from potluck.types.cluster import NodeId
-from potluck.uname import host_name
 
 
 @dataclass

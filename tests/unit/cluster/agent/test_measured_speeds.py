@@ -21,7 +21,7 @@ from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.worker.messages import Stats
 from potluck.engines.backends import BACKENDS
-from potluck.probe.machine.cores import CoreWatch, UsableCores
+from potluck.host.cores import CoreWatch, UsableCores
 from potluck.types.groups import GroupPart
 from potluck.types.hardware import Trial
 from potluck.types.node import CPU_UNIT

@@ -13,8 +13,8 @@ from potluck.cluster.agent.node import NodeFacts, StageMemory, report
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.engines.backends import BACKENDS
-from potluck.probe.machine.cores import WATCH_SECONDS, CoreWatch, UsableCores
-from potluck.probe.machine.system import System
+from potluck.host.cores import WATCH_SECONDS, CoreWatch, UsableCores
+from potluck.host.system import System
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.hardware import (
     DetectorReport,

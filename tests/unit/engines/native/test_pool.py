@@ -12,7 +12,7 @@ from support.engines.pools import cores_of
 
 from potluck.engines.native.pool import ThreadPool, make_pool
 from potluck.errors import EngineError
-from potluck.probe.machine.cores import (
+from potluck.host.cores import (
     WATCH_SECONDS,
     CoreWatch,
     UsableCores,

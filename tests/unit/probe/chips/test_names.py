@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from potluck.probe.chips.names import MAX_CHARACTERS, normalize_name, search_key
+from potluck.host.system import MAX_NAME_CHARACTERS
+from potluck.probe.chips.names import normalize_name, search_key
 
 NAMES = [
     ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
@@ -81,7 +82,7 @@ def test_a_name_is_settled_printable_and_bounded(reported: str) -> None:
     assert normalize_name(name) == name
     assert name.isprintable()
     assert "\ufffd" not in name
-    assert len(name) <= MAX_CHARACTERS
+    assert len(name) <= MAX_NAME_CHARACTERS
     assert name == " ".join(name.split())
 
 

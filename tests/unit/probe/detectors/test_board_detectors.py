@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from potluck.host.system import System
 from potluck.probe.detectors import adreno, mali, other
-from potluck.probe.machine.system import System
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import Device
 

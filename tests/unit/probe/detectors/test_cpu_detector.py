@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
+from potluck.host.system import System
 from potluck.probe.detectors.cpu import DETECTOR, cpu_facts, cpu_report
-from potluck.probe.machine.system import System
 from potluck.types.backend import DeviceKind
 
 MEMINFO = "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB"

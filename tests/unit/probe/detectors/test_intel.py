@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.machines.sysfs_trees import add_gpu, make_system, write_files
 
+from potluck.host.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from potluck.probe.detectors.intel import DETECTOR, merge
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
 from potluck.types.hardware import Device, DeviceMemory
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
+from potluck.host.system import System
 from potluck.probe.detectors.nvidia import DETECTOR
-from potluck.probe.machine.system import System
 from potluck.types.hardware import DetectorReport
 from potluck.types.unit import Interface
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from potluck.host.child import ChildAnswer, ChildFailure, Failure
 from potluck.probe.children.documents import NvmlCard, NvmlDocument, NvmlInstance, NvmlMemory
 from potluck.probe.detectors.nvidia_nvml import merge
-from potluck.probe.processes.child import ChildAnswer, ChildFailure, Failure
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
 

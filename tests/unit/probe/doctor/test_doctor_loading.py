@@ -11,13 +11,13 @@ import pytest
 from support.kernels.build import require_tool
 from support.machines.doctor_cases import a_report, a_system
 
+from potluck.host.system import System
 from potluck.probe.doctor.look import (
     Package,
     find_library,
     inspect_opened_libraries,
     inspect_packages,
 )
-from potluck.probe.machine.system import System
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
 from potluck.types.hardware import Trial
 

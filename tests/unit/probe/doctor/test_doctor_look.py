@@ -8,6 +8,7 @@ from pathlib import Path
 
 from support.machines.doctor_cases import a_system
 
+from potluck.host.system import System
 from potluck.probe.doctor import look
 from potluck.probe.doctor.multicast import (
     GROUP,
@@ -17,7 +18,6 @@ from potluck.probe.doctor.multicast import (
     open_multicast_receiver,
     send_datagram,
 )
-from potluck.probe.machine.system import System
 
 LOOPBACK = "127.0.0.1"
 

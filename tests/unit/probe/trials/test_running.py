@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.engines.fake_backends.behaviour import device, spec
 
+from potluck.host.child import ChildAnswer, ChildOutcome
 from potluck.probe.cache import ProbeCache
-from potluck.probe.processes.child import ChildAnswer, ChildOutcome
 from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
 from potluck.probe.trials.running import (
     Retest,

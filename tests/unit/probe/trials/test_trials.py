@@ -12,8 +12,8 @@ import pytest
 from support.engines.fake_backends.behaviour import CALLS, device, spec
 from support.processes.waiting import done_within
 
+from potluck.host.child import ChildOutcome, run_child
 from potluck.probe.cache import ProbeCache
-from potluck.probe.processes.child import ChildOutcome, run_child
 from potluck.probe.trials import running
 from potluck.probe.trials.measuring import measure_backend
 from potluck.probe.trials.running import is_tried_on, try_backend

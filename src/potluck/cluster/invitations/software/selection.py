@@ -24,7 +24,7 @@ from potluck.cluster.invitations.software.local_wheels import LocalWheels, Relea
 from potluck.errors import WheelDownloadError
 from potluck.portability.planning.index import Index, WithLocalWheels
 from potluck.portability.planning.planner import Planner, UnplannableError
-from potluck.quantities import format_few
+from potluck.types.quantities import format_few
 from potluck.version import __version__
 
 INSTALLER = "pip>=23.2"

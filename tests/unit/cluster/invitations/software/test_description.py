@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.schemas import validate_document
 
-from potluck.child_environment import child_environment
 from potluck.cluster.invitations.software.service import description_program
+from potluck.host.child_environment import child_environment
 from potluck.portability.hosts.document import read_host
 from potluck.portability.hosts.installed import describe_host
 from potluck.portability.hosts.writing import MAX_DOCUMENT_BYTES, host_document

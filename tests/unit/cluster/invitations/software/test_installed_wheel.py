@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from potluck.child_environment import child_environment
 from potluck.cluster.invitations.software.installed_wheel import (
     checkout_of,
     installed_distribution,
     wheel_of_installed,
 )
 from potluck.errors import WheelFileError
+from potluck.host.child_environment import child_environment
 
 METADATA = "Metadata-Version: 2.1\nName: Some-Thing\nVersion: 1.2.0\nRequires-Dist: numpy\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

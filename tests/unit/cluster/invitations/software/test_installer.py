@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from support.cluster.software_server import SoftwareServer, software_server
 
-from potluck.child_environment import child_environment
 from potluck.cluster.invitations.answers import Answer, answer_of
 from potluck.cluster.invitations.software.endpoint import Endpoint, python_line, shell_line
 from potluck.cluster.invitations.software.service import SoftwareService, installer
+from potluck.host.child_environment import child_environment
 
 PIP = """\
 import os, sys

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 _FIRST_NAMESPACES = {
     "cgroup": "cgroup:[4026531835]",

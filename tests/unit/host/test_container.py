@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
-from potluck.probe.machine.container import container
+from potluck.host.container import container
 
 FIRST_NAMESPACES: dict[str, str | bytes | Path] = {
     "proc/self/ns/cgroup": Path("cgroup:[4026531835]"),

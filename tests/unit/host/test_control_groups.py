@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
-from potluck.probe.machine.control_groups import control_groups
+from potluck.host.control_groups import control_groups
 
 MOUNTS = (
     "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"

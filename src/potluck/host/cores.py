@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.machine.control_groups import ControlGroup, control_groups
-from potluck.probe.machine.system import THIS_MACHINE, System, read_regular_file
-from potluck.quantities import format_count
+from potluck.host.control_groups import ControlGroup, control_groups
+from potluck.host.system import THIS_MACHINE, System, read_regular_file
+from potluck.types.quantities import format_count
 
 _MAX_CORES = 1 << 16
 """Eight times the most that Linux supports (CONFIG_NR_CPUS): a longer list is invalid."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from potluck.probe.processes.output import one_line
+from potluck.host.child_output import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from potluck.quantities import (
+from potluck.types.quantities import (
     format_bytes,
     format_few,
     format_number,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
-from potluck.probe.machine.boards import machine_name
+from potluck.host.boards import machine_name
 
 DMI = "sys/class/dmi/id"
 

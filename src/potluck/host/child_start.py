@@ -1,4 +1,4 @@
-"""The entry point of a child: ``python -m potluck.probe.processes.start PARENT MODULE …``.
+"""The entry point of a child: ``python -m potluck.host.child_start PARENT MODULE …``.
 
 It makes the kernel end this process with its parent, keeps the output of libraries out of the
 answer, and then runs the module as ``python -m`` would.

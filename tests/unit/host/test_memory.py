@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
-from potluck.probe.machine.memory import available_memory, held_bytes, memory_facts, memory_pools
-from potluck.probe.machine.system import System
+from potluck.host.memory import available_memory, held_bytes, memory_facts, memory_pools
+from potluck.host.system import System
 
 MIB = 2**20
 GIB = 2**30

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.chips.names import printable
-from potluck.probe.machine.system import Access, System
+from potluck.host.system import Access, System, printable
 from potluck.types.hardware import DeviceMemory
 
 _MAX_CLOCK_HZ = 8_000_000_000

@@ -17,7 +17,7 @@ from support.kernels.build import not_shown
 from support.machines.strange_child import ANSWER
 from support.processes.waiting import done_within, eventually
 
-from potluck.probe.processes.child import (
+from potluck.host.child import (
     ChildAnswer,
     ChildFailure,
     ChildOutcome,
@@ -147,7 +147,7 @@ def test_waiting_for_a_cpu_is_not_hanging(behaviour: str) -> None:
 @pytest.mark.slow
 def test_a_child_that_gets_no_cpu_is_not_called_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time in the queue puts a deadline off so often, and no longer."""
-    monkeypatch.setattr("potluck.probe.processes.child._MOST_QUEUED", 0.3)
+    monkeypatch.setattr("potluck.host.child._MOST_QUEUED", 0.3)
     failure, reason = failure_of(run("answer_after_queueing", deadline_seconds=0.6))
     assert failure is Failure.STARVED
     assert re.fullmatch(r"waited \d.* s for a CPU: this machine is too busy", reason)
@@ -353,7 +353,7 @@ def test_an_argument_that_no_process_can_get() -> None:
 def test_a_child_ends_with_its_parent() -> None:
     """The parent is killed; the child and its orphans, which would sleep on, are too."""
     code = (
-        "from potluck.probe.processes.child import run_child\n"
+        "from potluck.host.child import run_child\n"
         f"run_child({CHILD!r}, ('leave_orphans_and_hang',), deadline_seconds=60,"
         " max_resident_bytes=1 << 30)"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cpu_baseline import require_supported_cpu
 from potluck.errors import PotluckError
+from potluck.host.cpu_baseline import require_supported_cpu
 from potluck.portability.instructions.x86_instructions import level_flags
 
 CORE2 = "fpu mmx sse sse2 pni ssse3 cx16 lahf_lm"

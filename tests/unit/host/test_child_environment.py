@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import potluck
-from potluck.child_environment import SECRET_VARIABLE, child_environment
-from potluck.probe.processes.child import ChildAnswer, run_child
+from potluck.host.child import ChildAnswer, run_child
+from potluck.host.child_environment import SECRET_VARIABLE, child_environment
 
 SOURCE = Path(potluck.__file__).parent
 STARTERS = frozenset(
@@ -35,7 +35,7 @@ STARTERS = frozenset(
 )
 MODULES = frozenset({"os", "subprocess", "asyncio", "multiprocessing"})
 NO_PROCESS = frozenset({("asyncio", "run")})
-FORKS = frozenset({Path("probe/processes/supervisor.py")})
+FORKS = frozenset({Path("host/supervisor.py")})
 """Processes that were themselves started with a child's environment, which a fork shares."""
 
 

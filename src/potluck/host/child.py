@@ -3,7 +3,7 @@
 A driver's library may raise, hang, crash, use all memory, signal its parent or print anything; any
 of these becomes a one-line reason. The child may print lines ``{"progress": 0.3}``, and then prints
 one JSON object: its answer, or ``{"refused": "why"}``. A supervisor between it and this process
-protects this process from the library (``potluck.probe.processes.supervisor``).
+protects this process from the library (``potluck.host.supervisor``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from potluck.child_environment import child_environment
-from potluck.probe.processes.output import (
+from potluck.host.child_environment import child_environment
+from potluck.host.child_output import (
     Document,
     InvalidOutput,
     Refusal,
@@ -32,7 +32,7 @@ from potluck.probe.processes.output import (
     Tail,
     read_document,
 )
-from potluck.quantities import format_bytes
+from potluck.types.quantities import format_bytes
 
 _POLL_SECONDS = 0.02
 """The interval of memory checks. Even at 10 GB/s, which is fast for page faults, a child allocates
@@ -217,7 +217,7 @@ def run_child(
     started = time.monotonic()
     read_end, write_end = os.pipe()
     mark = f"{_MARK}={os.getpid()}-{write_end}-{time.monotonic_ns()}"
-    program = "potluck.probe.processes.supervisor"
+    program = "potluck.host.supervisor"
     command = [sys.executable, "-P", "-m", program, str(write_end), module]
     try:
         supervisor = subprocess.Popen(

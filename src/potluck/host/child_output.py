@@ -69,7 +69,7 @@ class Tail:
 
 
 class Status:
-    """The supervisor's report about a child (``potluck.probe.processes.supervisor``)."""
+    """The supervisor's report about a child (``potluck.host.supervisor``)."""
 
     def __init__(self) -> None:
         self._messages = b""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from potluck.log_rate import LogRate, LogRateFilter
+from potluck.host.log_rate import LogRate, LogRateFilter
 
 
 def test_lines_beyond_the_rate_are_counted_and_reported_once() -> None:

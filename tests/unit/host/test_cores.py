@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.machines.machine_tree import machine_tree
 
-from potluck.probe.machine.cores import (
+from potluck.host.cores import (
     Throttling,
     UsableCores,
     default_num_threads,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.private_files import (
+from potluck.host.private_files import (
     create_file,
     folder_problem,
     make_private_folder,

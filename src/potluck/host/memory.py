@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.machine.control_groups import ControlGroup, control_groups
-from potluck.probe.machine.system import THIS_MACHINE, System
-from potluck.quantities import format_bytes
+from potluck.host.control_groups import ControlGroup, control_groups
+from potluck.host.system import THIS_MACHINE, System
 from potluck.types.memory import MemoryFacts, MemoryLimit, MemoryPool
+from potluck.types.quantities import format_bytes
 
 _MAX_RESERVE_BYTES = 512 * 2**20
 _RESERVED_SHARE = 16

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from potluck.probe.machine.system import System
+from potluck.host.system import System
 
 _X86_MAKES = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 """Vendors by the 12 characters that CPUID returns; others are shown unchanged."""

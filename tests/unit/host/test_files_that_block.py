@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from potluck.host.boards import machine_name
+from potluck.host.cores import cache_bytes
+from potluck.host.system import System, read_regular_file
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 from potluck.probe.doctor.case import read_distribution
-from potluck.probe.machine.boards import machine_name
-from potluck.probe.machine.cores import cache_bytes
-from potluck.probe.machine.system import System, read_regular_file
 from potluck.probe.probe import files_report
 
 _PCI = "sys/devices/pci0000:00/0000:0{}:00.0"

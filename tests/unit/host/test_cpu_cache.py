@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from potluck.probe.machine.cores import cache_bytes
+from potluck.host.cores import cache_bytes
 
 MIB = 1 << 20
 

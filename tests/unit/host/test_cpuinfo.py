@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.probe.machine.cpuinfo import ArmCore, arm_core_names
+from potluck.host.cpuinfo import ArmCore, arm_core_names
 
 
 # Numbers from the technical reference manuals of some cores (MIDR_EL1).

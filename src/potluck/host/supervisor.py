@@ -1,4 +1,4 @@
-"""The process between probe and child: ``python -m potluck.probe.processes.supervisor STATUS …``.
+"""The process between probe and child: ``python -m potluck.host.supervisor STATUS …``.
 
 A vendor's library may send signals to its parent or its process group. They only reach this
 process, which blocks every signal that can be blocked. If it is killed nevertheless, that becomes a
@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 
-from potluck.probe.processes.start import prctl, run_module
+from potluck.host.child_start import prctl, run_module
 
 KILL_SECONDS = 2.0
 """How long a killed process may take to disappear, for example to release gigabytes of memory."""

@@ -21,6 +21,10 @@ _MAX_FILE_BYTES = 1 << 20
 """Files of sysfs have one page; the files of procfs that are read here have tens of KiB."""
 
 
+MAX_NAME_CHARACTERS = 96
+"""The size of NVML's longest buffer for a name (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+
+
 class Access(enum.Enum):
     """Whether this process may use a device file."""
 
@@ -251,3 +255,14 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
 def _check_regular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+
+
+def printable(reported: str) -> str:
+    """Return the name of a device as reported, on one line, safe for a terminal.
+
+    Everything from a NUL byte on is removed, as are control characters and replacements for bytes
+    that could not be decoded. Only the first ``MAX_NAME_CHARACTERS`` characters are used.
+    """
+    text = reported.partition("\0")[0][:MAX_NAME_CHARACTERS]
+    shown = (each if each.isprintable() and each != "\ufffd" else " " for each in text)
+    return " ".join("".join(shown).split())

@@ -1,1 +1,0 @@
-"""Facts about this machine from files: its CPU, its memory, its limits."""

@@ -1,1 +1,0 @@
-"""Child processes that may crash, hang or use too much memory."""
