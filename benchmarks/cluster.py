@@ -33,7 +33,7 @@ from circumstances import circumstances
 
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.trust.secret import generate_secret
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.host.child_environment import SECRET_VARIABLE
 
 NUM_STAGES = (1, 2, 3)

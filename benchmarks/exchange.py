@@ -24,12 +24,12 @@ from pathlib import Path
 
 from circumstances import edge_circumstances
 
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind, Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Frame, FrameKind, Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.network.trust.pem_files import read_pem_files, write_pem_files
 from potluck.cluster.worker.group import TURN_BYTES, ExchangeTotals, Group, mesh_limits
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -96,8 +96,8 @@ def _node(member: int) -> NodeId:
 def _measured(num_members: int, rounds: int, delay: float | None) -> Iterator[dict[str, object]]:
     """Start the members, have them find one another, and return what the leader has measured."""
     # Here alone: the members are as small as workers.
-    from potluck.cluster.trust.authority import derive_authority, issue_credentials
-    from potluck.cluster.trust.secret import generate_secret, parse_secret
+    from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
+    from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -36,7 +36,7 @@ from random_hugging_face import write_hugging_face
 
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.trust.secret import generate_secret
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import PotluckError
 from potluck.host.child_environment import SECRET_VARIABLE
 from potluck.types.quantities import format_bytes

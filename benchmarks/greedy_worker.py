@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import potluck.loading.prepare as loading
+import potluck.engines.loading.prepare as loading
 from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.worker.process import run_worker
+from potluck.engines.loading import StagePlan, plan_stage
+from potluck.engines.loading.load import LoadedStage, load_stage
 from potluck.formats.source import FileTensorSource
-from potluck.loading import StagePlan, plan_stage
-from potluck.loading.load import LoadedStage, load_stage
 from potluck.types.program import Shard
 
 _kept: list[LoadedStage] = []

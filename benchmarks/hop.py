@@ -23,13 +23,13 @@ from pathlib import Path
 
 from circumstances import edge_circumstances
 
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.edges.options import set_edge_options
-from potluck.cluster.trust.pem_files import read_pem_files, write_pem_files
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.network.edges.options import set_edge_options
+from potluck.cluster.network.trust.pem_files import read_pem_files, write_pem_files
 from potluck.errors import EdgeClosedError
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -121,8 +121,8 @@ def _edges(*, with_tls: bool) -> Iterator[Ends]:
         directory: Path | None = None
         if with_tls:
             # Here alone: the process that echoes is as small as a worker.
-            from potluck.cluster.trust.authority import derive_authority, issue_credentials
-            from potluck.cluster.trust.secret import generate_secret, parse_secret
+            from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
+            from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             authority = derive_authority(parse_secret(generate_secret()))

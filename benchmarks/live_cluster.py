@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 
 from potluck.cluster.agent.asking import ask
-from potluck.cluster.trust.secret import generate_secret
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import PotluckError
 from potluck.host.child_environment import SECRET_VARIABLE
 

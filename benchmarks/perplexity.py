@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from potluck.catalog import describe_model, load_tokenizer, open_weights, read_profile
 from potluck.engines.backends import native_unit
+from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading.load import load_stage
 from potluck.engines.native.pool import make_pool
-from potluck.loading import StageSize, plan_stage
-from potluck.loading.load import load_stage
 from potluck.types.choices import Quantization
 from potluck.types.engine import Engine, LoadableEngine
 from potluck.types.program import Shard

@@ -25,12 +25,12 @@ from pathlib import Path
 
 from circumstances import circumstances
 
+from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
+from potluck.cluster.network.trust.pem_files import pem_paths, write_pem_files
+from potluck.cluster.network.trust.secret import parse_secret
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferProcess
-from potluck.cluster.trust.authority import derive_authority, issue_credentials
-from potluck.cluster.trust.pem_files import pem_paths, write_pem_files
-from potluck.cluster.trust.secret import parse_secret
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkSource, FileContent, Manifest, ManifestFile, SourceKind
 

@@ -57,7 +57,7 @@ from support.network.netns import (
 )
 
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.trust.secret import generate_secret
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import PotluckError
 from potluck.host.child_environment import SECRET_VARIABLE
 from potluck.types.quantities import format_bytes, format_rate

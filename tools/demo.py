@@ -40,7 +40,7 @@ from potluck.cli.report import figures_line  # noqa: E402
 from potluck.cli.tables import stage_lines  # noqa: E402
 from potluck.cluster.agent.asking import ask  # noqa: E402
 from potluck.cluster.agent.state import StateDirectory  # noqa: E402
-from potluck.cluster.trust.secret import generate_secret  # noqa: E402
+from potluck.cluster.network.trust.secret import generate_secret  # noqa: E402
 from potluck.errors import PotluckError  # noqa: E402
 from potluck.host.child_environment import SECRET_VARIABLE  # noqa: E402
 from potluck.local import Timings  # noqa: E402

@@ -22,11 +22,11 @@ from support.processes.command import run_command
 from support.processes.waiting import eventually
 from support.schemas import validate_document
 
-from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
 from potluck.cluster.agent.asking import RemoteError, ask
 from potluck.cluster.agent.state import StateDirectory
+from potluck.cluster.network.acceptor.supervisor import ACCEPTOR_MODULE
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.cluster.transfer.supervisor import TRANSFER_MODULE
-from potluck.cluster.trust.secret import generate_secret
 
 SECONDS = 60
 

@@ -20,9 +20,9 @@ from support.processes.waiting import until
 from support.schemas import validate_document
 
 from potluck.cluster.agent.diagnosis import connect_back, diagnose
-from potluck.cluster.calls import CheckConnection, Clock, ConnectionCheck, decode, encode
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import CLOCK, REACH
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.calls import CheckConnection, Clock, ConnectionCheck, decode, encode
+from potluck.cluster.wire.methods import CLOCK, REACH
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.types.cluster import NodeId

@@ -23,8 +23,8 @@ from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.coordinator.survey import gather_reports
-from potluck.cluster.membership import Address
-from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.cluster.network.membership import Address
+from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 from potluck.host.system import System
 from potluck.host.uname import host_name
 from potluck.probe.detector import Detector

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.cluster.agents import POTLUCK, AgentProcess, Fleet, acceptor_of
 
-from potluck.loading.plan import PROCESS_BYTES
+from potluck.engines.loading.plan import PROCESS_BYTES
 
 IDLE_SECONDS = 5.0
 

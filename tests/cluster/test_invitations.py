@@ -15,7 +15,7 @@ from support.cluster.agents import AgentProcess, Fleet, await_ready
 from support.processes.waiting import eventually, until
 
 from potluck.cluster.invitations.joined import read_joined
-from potluck.cluster.membership import Membership, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.network.membership import Membership, MembershipConfig, PemPaths, parse_address
 from potluck.errors import RemovedFromClusterError
 from potluck.types.cluster import NodeId
 

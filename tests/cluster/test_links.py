@@ -14,19 +14,19 @@ from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import done_within, eventually
 
-from potluck.cluster.calls import AskSpeeds
-from potluck.cluster.links.schedule import SHARE, WINDOW_SECONDS
-from potluck.cluster.membership import (
+from potluck.cluster.network.links.schedule import SHARE, WINDOW_SECONDS
+from potluck.cluster.network.membership import (
     Address,
     Membership,
     MembershipConfig,
     PemPaths,
     parse_address,
 )
-from potluck.cluster.methods import SPEEDS
-from potluck.cluster.trust.authority import cluster_id, derive_authority, issue_credentials
-from potluck.cluster.trust.pem_files import write_pem_files
-from potluck.cluster.trust.secret import parse_secret
+from potluck.cluster.network.trust.authority import cluster_id, derive_authority, issue_credentials
+from potluck.cluster.network.trust.pem_files import write_pem_files
+from potluck.cluster.network.trust.secret import parse_secret
+from potluck.cluster.wire.calls import AskSpeeds
+from potluck.cluster.wire.methods import SPEEDS
 from potluck.types.cluster import NodeId
 from potluck.types.speed import LinkSpeed
 

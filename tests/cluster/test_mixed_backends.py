@@ -22,10 +22,10 @@ from potluck.catalog import describe_model, load_tokenizer, open_headers, read_p
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.membership import Address
-from potluck.cluster.trust.secret import Secret, generate_secret, parse_secret
+from potluck.cluster.network.membership import Address
+from potluck.cluster.network.trust.secret import Secret, generate_secret, parse_secret
 from potluck.engines.backends import BACKENDS, cost_of
-from potluck.loading import StageSize
+from potluck.engines.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.types.backend import BackendSpec

@@ -12,11 +12,11 @@ import pytest
 from support.cluster.agents import OTHER_VERSION, OTHER_WIRE_VERSION, AgentProcess, Fleet
 from support.cluster.imposters import named
 
-from potluck.cluster.membership import Membership, MembershipConfig, PemPaths, parse_address
-from potluck.cluster.trust.authority import Authority, cluster_id, derive_authority
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.trust.pem_files import write_pem_files
-from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.cluster.network.membership import Membership, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.network.trust.authority import Authority, cluster_id, derive_authority
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.trust.pem_files import write_pem_files
+from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 from potluck.errors import JoinError
 from potluck.types.cluster import WIRE_VERSION, NodeId
 

@@ -20,7 +20,7 @@ from support.processes.environment import environment
 from support.processes.waiting import done_within, eventually
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.cluster.trust.secret import generate_secret
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import UsageError
 
 ODD = os.fsdecode(b"odd-\xff")

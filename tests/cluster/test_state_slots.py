@@ -19,8 +19,8 @@ from potluck.catalog import describe_model, open_headers
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.membership import Address
-from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.cluster.network.membership import Address
+from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 from potluck.errors import ParameterError
 from potluck.types.cluster import UnitId
 from potluck.types.deployment import Deploy, DeploymentRecord

@@ -16,7 +16,7 @@ import pytest
 from support.cluster.agents import AgentProcess, Fleet, acceptor_of, stopped
 from support.processes.waiting import eventually
 
-from potluck.cluster.trust.handshakes import MOST_HANDSHAKES
+from potluck.cluster.network.trust.handshakes import MOST_HANDSHAKES
 
 NUM_HELD = 300
 NUM_QUICK = 1100

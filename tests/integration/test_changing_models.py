@@ -13,12 +13,12 @@ import pytest
 
 from potluck.catalog import describe_model
 from potluck.catalog.locate import DEMO_DIRECTORY
+from potluck.cluster.wire.worker_messages import Failed, Identity, Load, Progress, StageSpec
 from potluck.cluster.worker import process
-from potluck.cluster.worker.messages import Failed, Identity, Load, Progress, StageSpec
 from potluck.engines.backends import native_unit
+from potluck.engines.loading import PackedCache
 from potluck.engines.native.engine import NativeEngine
 from potluck.errors import ModelFileError
-from potluck.loading import PackedCache
 from potluck.local.loading import find_unit, load_stages, plan_load
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization

@@ -13,7 +13,7 @@ import pytest
 
 from potluck.api import ApiLimits
 from potluck.cli.settings import Settings
-from potluck.cluster.edges.options import STALL_SECONDS
+from potluck.cluster.network.edges.options import STALL_SECONDS
 from potluck.scheduling.frame_limits import MAX_WAITING_SEQUENCES
 from potluck.types.ranges import DEFAULT_RECOVERY_WAIT_SECONDS, MAX_RECOVERY_WAIT_SECONDS
 from tools.reference.pages import DIRECTORY, PAGES

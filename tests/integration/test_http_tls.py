@@ -18,8 +18,8 @@ from support.processes.waiting import done_within
 
 from potluck.api import ApiConfig
 from potluck.api.config import ApiLimits
-from potluck.cluster.trust.authority import automatic_context, derive_authority
-from potluck.cluster.trust.secret import Secret, generate_secret
+from potluck.cluster.network.trust.authority import automatic_context, derive_authority
+from potluck.cluster.network.trust.secret import Secret, generate_secret
 
 SECRET = Secret(text=generate_secret())
 CONFIG = ApiConfig(

@@ -24,8 +24,8 @@ from support.cluster.hosted_stages import (
 )
 from support.processes.waiting import until
 
-from potluck.cluster.calls import ConnectStage, ReleaseStages, StageScope
-from potluck.cluster.worker.messages import Connect, Peer, Stats
+from potluck.cluster.wire.calls import ConnectStage, ReleaseStages, StageScope
+from potluck.cluster.wire.worker_messages import Connect, Peer, Stats
 from potluck.errors import EdgeError, EngineError
 from potluck.types.step import SamplingParams
 

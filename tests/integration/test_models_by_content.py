@@ -28,13 +28,13 @@ from potluck.catalog import (
 )
 from potluck.catalog.needs import by_file, stage_needs, text_needs
 from potluck.catalog.profile import read_profile
+from potluck.cluster.wire.worker_messages import Identity, Load, Loaded, StageFiles, StageSpec
 from potluck.cluster.worker.loading import load_for
-from potluck.cluster.worker.messages import Identity, Load, Loaded, StageFiles, StageSpec
 from potluck.engines.backends import native_unit
+from potluck.engines.loading import PackedCache, Room, StageSize
+from potluck.engines.loading.load import LoadedStage
+from potluck.engines.loading.prepare import PreparedStages, plan_stages, prepare_stages
 from potluck.errors import PotluckError
-from potluck.loading import PackedCache, Room, StageSize
-from potluck.loading.load import LoadedStage
-from potluck.loading.prepare import PreparedStages, plan_stages, prepare_stages
 from potluck.types.choices import Quantization
 from potluck.types.content import Manifest, Transfer
 from potluck.types.memory import MemoryLimit

@@ -14,8 +14,8 @@ from support.models.text_models import qwen2_json, write_model_directory
 
 from potluck import Model
 from potluck.catalog import describe_model, open_headers, read_profile
+from potluck.engines.loading import StageSize, plan_stage
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.loading import StageSize, plan_stage
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 

@@ -26,10 +26,10 @@ from potluck.errors import PotluckError
 from potluck.grammars.vocabulary import Vocabulary
 from potluck.local.generation import Generation, Piece
 from potluck.local.pipeline import LocalPipeline
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import Pooling, SamplingParams, Step

@@ -27,9 +27,9 @@ from support.cluster.hosted_stages import (
 from potluck.catalog import describe_model
 from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
-from potluck.cluster.calls import AskSpeeds, StageScope, decode, encode
-from potluck.cluster.membership import MethodTable
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.network.membership import MethodTable
+from potluck.cluster.wire.calls import AskSpeeds, StageScope, decode, encode
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.models.shape import model_shape
 from potluck.scheduling.step_times import LEAST_SAMPLES
 from potluck.types.arithmetic import Arithmetic

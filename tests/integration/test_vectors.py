@@ -29,7 +29,7 @@ from support.reference.engine import ReferenceEngine
 
 from potluck.errors import EngineError
 from potluck.scheduling.blocks import blocks_for
-from potluck.serving.ledger import Update
+from potluck.scheduling.ledger import Update
 from potluck.types.engine import Engine
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard

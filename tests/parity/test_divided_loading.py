@@ -17,10 +17,10 @@ from support.models.random_models import make_random_model
 
 from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
+from potluck.engines.loading import PackedCache, StageSize, plan_stage
+from potluck.engines.loading.load import LoadedStage, load_stage
+from potluck.engines.loading.prepare import packed_weights
 from potluck.engines.native.engine import NativeEngine
-from potluck.loading import PackedCache, StageSize, plan_stage
-from potluck.loading.load import LoadedStage, load_stage
-from potluck.loading.prepare import packed_weights
 from potluck.models.division import group_shards
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard

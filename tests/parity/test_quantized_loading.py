@@ -15,8 +15,8 @@ from support.models.random_models import RandomModel, make_random_model, random_
 
 from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.loading import StageSize, plan_stage
-from potluck.loading.load import load_stage
+from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading.load import load_stage
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 from potluck.types.quantization import AUTOMATIC

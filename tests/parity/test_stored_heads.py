@@ -14,7 +14,7 @@ from support.models.random_models import make_random_model, random_tokens
 from support.models.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, read_profile
-from potluck.loading import StageSize, plan_stage
+from potluck.engines.loading import StageSize, plan_stage
 from potluck.types.program import Shard
 
 TOLERANCE = 1e-4

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster.edges import HELLO, LIMITS, RECEIVER, bare_edge
 
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import (
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import (
     PREAMBLE_BYTES,
     SCOPE_BYTES,
     FrameKind,

@@ -17,11 +17,11 @@ from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens, next_t
 
 from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.scheduling.blocks import blocks_for
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.scheduling.scheduler import Scheduler
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     CommittedToken,

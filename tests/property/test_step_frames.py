@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potluck.cluster import steps as module
-from potluck.cluster.steps import StepDecoder, StepEncoder, decode_failure, encode_failure
+from potluck.cluster.wire import steps as module
+from potluck.cluster.wire.steps import StepDecoder, StepEncoder, decode_failure, encode_failure
 from potluck.errors import EngineError
 from potluck.types.step import (
     BlockCopy,

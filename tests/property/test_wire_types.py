@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from support.engines.pools import pool_of
 
 from potluck.api.dialects.openai import bodies
-from potluck.cluster import calls, sequence_messages
-from potluck.cluster.steps import StepDecoder, StepEncoder, decode_sampled, encode_sampled
-from potluck.cluster.worker import messages
+from potluck.cluster.wire import calls, sequence_messages, worker_messages
+from potluck.cluster.wire.steps import StepDecoder, StepEncoder, decode_sampled, encode_sampled
 from potluck.engines.native.engine import available_isas
 from potluck.engines.native.program import core_opening, core_slice
 from potluck.errors import CallError, EngineError, ParameterError
@@ -271,7 +270,7 @@ def test_a_part_that_no_group_has_is_a_malformed_message(part: dict[str, object]
 
 
 WIRE_TYPES = [
-    each for module in (calls, sequence_messages, messages) for each in wire_types(module)
+    each for module in (calls, sequence_messages, worker_messages) for each in wire_types(module)
 ]
 
 

@@ -45,24 +45,24 @@ from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.weights import ReadModel
 from potluck.cluster.background import Background
-from potluck.cluster.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
-from potluck.cluster.membership import Membership
-from potluck.cluster.worker.messages import Connect, Peer
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
+from potluck.cluster.wire.worker_messages import Connect, Peer
+from potluck.engines.loading import StagePlan
 from potluck.errors import CallError, EngineError, PotluckError
-from potluck.loading import StagePlan
 from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.proportional import place
 from potluck.placement.rebalancing import PlanComparison, RebalancePolicy
+from potluck.scheduling.ledger import Ledger
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.scheduling.scheduler import Scheduler
-from potluck.serving.ledger import Ledger
-from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.choices import Rebalance
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (

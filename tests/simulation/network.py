@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from support.virtual_time.loop import Owner, VirtualLoop, owner
 
-from potluck.cluster.membership import MethodTable
+from potluck.cluster.network.membership import MethodTable
 from potluck.errors import CallError, NodeLostError, PotluckError, SilentNodeError
 from potluck.types.cluster import NodeId
 

@@ -20,7 +20,8 @@ from simulation.network import Network, Process
 from support.scheduling.stateful_pipeline import State, state_after
 
 from potluck.cluster.agent.deployment_calls import report_lost
-from potluck.cluster.calls import (
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import (
     ConnectStage,
     ReleaseStages,
     StageEnds,
@@ -29,8 +30,7 @@ from potluck.cluster.calls import (
     StageStats,
     StartEvent,
 )
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import (
+from potluck.cluster.wire.methods import (
     CONNECT_STAGE,
     END_STAGES,
     RELEASE_STAGES,
@@ -38,9 +38,9 @@ from potluck.cluster.methods import (
     START_STAGE,
     STOP_STAGES,
 )
-from potluck.cluster.worker.messages import Loaded, Progress, StageSpec, Stats
+from potluck.cluster.wire.worker_messages import Loaded, Progress, StageSpec, Stats
 from potluck.errors import CallError, EngineError, PotluckError
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan

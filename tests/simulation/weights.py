@@ -16,8 +16,8 @@ import msgspec
 from simulation.network import Process
 from simulation.stages import NUM_LAYERS
 
-from potluck.cluster.calls import AskHoldings, NodeHoldings, PrepareWeights, decode, encode
 from potluck.cluster.coordinator.weights import StageNeeds
+from potluck.cluster.wire.calls import AskHoldings, NodeHoldings, PrepareWeights, decode, encode
 from potluck.errors import CallError
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.content import (

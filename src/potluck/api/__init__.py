@@ -8,4 +8,16 @@ from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.keys import ApiKeys, create_api_key
 from potluck.api.server import serve
 
-__all__ = ["ApiConfig", "ApiKeys", "ApiLimits", "create_api_key", "serve"]
+__all__ = [
+    "ApiConfig",
+    "ApiKeys",
+    "ApiLimits",
+    "app",
+    "config",
+    "cors",
+    "create_api_key",
+    "keys",
+    "serve",
+    "server",
+    "system_lines",
+]

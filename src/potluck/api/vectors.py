@@ -21,7 +21,7 @@ from potluck.api.errors import invalid
 from potluck.api.jobs import checked_prompt
 from potluck.api.metrics import ApiMetrics
 from potluck.errors import EngineError
-from potluck.serving.vectors import check_dimensions, embedding_of, pooled_request, score_of
+from potluck.scheduling.vectors import check_dimensions, embedding_of, pooled_request, score_of
 from potluck.types.gateway import Gateway, ServedModel
 from potluck.types.sequence import Cancel, SequenceRequest, SequenceUpdate
 

@@ -15,7 +15,7 @@ from potluck.errors import ParameterError, UsageError
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.own_address import FindHost
-    from potluck.cluster.membership import Address
+    from potluck.cluster.network.membership import Address
 
 
 LOOPBACK = "127.0.0.1"
@@ -45,7 +45,7 @@ def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: b
     """Return the requested address, or else this machine's address as members see it, or
     loopback.
     """
-    from potluck.cluster.membership import Address, parse_address
+    from potluck.cluster.network.membership import Address, parse_address
 
     if listen is None:
         if not is_open:

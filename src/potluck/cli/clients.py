@@ -215,7 +215,7 @@ def _dropped(prefixes: Sequence[str] | None) -> tuple[str, ...]:
 
 def _tls_of_files(certificate: Path, key: Path) -> ssl.SSLContext:
     """Raise ``UsageError`` for files that cannot be used."""
-    from potluck.cluster.trust.authority import client_tls_context
+    from potluck.cluster.network.trust.authority import client_tls_context
 
     context = client_tls_context()
     for path in (certificate, key):
@@ -241,7 +241,11 @@ def _automatic_tls(identity: Identity, host: str, state: StateDirectory) -> ssl.
 
     A node that was invited has the one that it got when it joined.
     """
-    from potluck.cluster.trust.authority import automatic_context, context_of, fingerprint_of
+    from potluck.cluster.network.trust.authority import (
+        automatic_context,
+        context_of,
+        fingerprint_of,
+    )
 
     if identity.authority is not None:
         context = automatic_context(identity.authority, names=own_names(host))

@@ -122,7 +122,7 @@ def join_lines(made: Mapping[str, Any], *, with_software: bool) -> dict[str, str
     has wheels of Potluck.
     """
     from potluck.cluster.invitations.software.endpoint import Endpoint, python_line, shell_line
-    from potluck.cluster.membership import parse_address
+    from potluck.cluster.network.membership import parse_address
 
     lines = {}
     if with_software:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.invitations.invitation import Invitation
     from potluck.cluster.invitations.joined import JoinedCluster
-    from potluck.cluster.membership import Address
-    from potluck.cluster.trust.secret import Secret
+    from potluck.cluster.network.membership import Address
+    from potluck.cluster.network.trust.secret import Secret
 
 _STDIN = "-"
 _MOST_CHARACTERS = 4096
@@ -51,7 +51,7 @@ class JoinIdentity:
 def join_options(texts: Sequence[str]) -> JoinOptions:
     """Parse what was given for ``--join``, or in the environment. Raise ``UsageError``."""
     from potluck.cluster.invitations.invitation import is_invitation, parse_invitation
-    from potluck.cluster.membership import parse_address
+    from potluck.cluster.network.membership import parse_address
 
     given = [sys.stdin.readline(_MOST_CHARACTERS) if text == _STDIN else text for text in texts]
     invitations = [text for text in given if is_invitation(text)]
@@ -82,7 +82,7 @@ def join_identity(
     invitation left, the node's own secret. The directory must be locked. Raise ``UsageError`` and
     ``JoinError``.
     """
-    from potluck.cluster.trust.secret import load_secret
+    from potluck.cluster.network.trust.secret import load_secret
 
     given = load_secret(os.environ, secret_file)
     if given is not None and options.invitation is not None:
@@ -140,7 +140,7 @@ def _joined(
 
 
 def _invited(joined: JoinedCluster, options: JoinOptions) -> JoinIdentity:
-    from potluck.cluster.membership import parse_address
+    from potluck.cluster.network.membership import parse_address
 
     known = tuple(parse_address(each) for each in joined.addresses)
     return JoinIdentity(

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
-    from potluck.cluster.membership import Address
+    from potluck.cluster.network.membership import Address
     from potluck.types.cluster import NodeId
 
 

@@ -11,4 +11,16 @@ llguidance is imported where it is used, so that it is not loaded if no grammar 
 
 from potluck.grammars.build import choice, ebnf, json_object, json_schema, lark, regex
 
-__all__ = ["choice", "ebnf", "json_object", "json_schema", "lark", "regex"]
+__all__ = [
+    "build",
+    "check",
+    "choice",
+    "ebnf",
+    "json_object",
+    "json_schema",
+    "lark",
+    "limits",
+    "regex",
+    "step_masks",
+    "vocabulary",
+]

@@ -40,4 +40,5 @@ __all__ = [
     "kernels_for",
     "pack_rows",
     "panel_bytes",
+    "runner",
 ]

@@ -1,7 +1,7 @@
 """In-process models: stages on threads, a scheduler, and the Python API."""
 
-from potluck.loading import StagePlan
-from potluck.loading.prepare import LoadPlan
+from potluck.engines.loading import StagePlan
+from potluck.engines.loading.prepare import LoadPlan
 from potluck.local.generation import Generation, GenerationResult, Piece, Timings
 from potluck.local.model import LoadProgress, Model, SamplingOptions
 from potluck.local.scoring import DocumentScore, Embeddings, Scores, TokenScore
@@ -20,4 +20,8 @@ __all__ = [
     "StagePlan",
     "Timings",
     "TokenScore",
+    "bounds",
+    "check",
+    "check_document",
+    "measuring",
 ]

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import msgspec
 
+from potluck.engines.loading.load import LoadedStage
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.native.products import Operands
 from potluck.engines.native.roofline import Limits, Roofline
 from potluck.engines.native.step_work import Work, work_of
-from potluck.loading.load import LoadedStage
 from potluck.local.measuring import PhaseRun
 from potluck.types.documents.base import Document, PositiveAmount
 

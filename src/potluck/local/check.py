@@ -24,14 +24,14 @@ from potluck.catalog import (
     read_profile,
 )
 from potluck.engines.backends import BACKENDS, abilities_of
+from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading.plan import program_to_count
+from potluck.engines.loading.sizes import fitting_size_hint, stronger_quantizations
 from potluck.errors import ParameterError, PotluckError
 from potluck.formats.encodings import read_encoding
 from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
 from potluck.host.cores import default_num_threads
 from potluck.host.memory import available_memory
-from potluck.loading import StageSize, plan_stage
-from potluck.loading.plan import program_to_count
-from potluck.loading.sizes import fitting_size_hint, stronger_quantizations
 from potluck.local.check_document import (
     BackendFit,
     CheckDocument,

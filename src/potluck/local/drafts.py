@@ -11,8 +11,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from potluck.drafting.model import ModelDrafts
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 
 _log = logging.getLogger(__name__)

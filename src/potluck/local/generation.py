@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from potluck.errors import ParameterError, PotluckError
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
 from potluck.text.chat import ChatTemplate
 from potluck.text.detokenize import StreamingDetokenizer
 from potluck.text.tool_formats import choose_output_format

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from potluck.catalog import ModelDescription, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
-from potluck.engines.native.engine import choose_isa
-from potluck.errors import ParameterError, UsageError
-from potluck.host.cores import default_num_threads, own_usable_cores
-from potluck.host.memory import available_memory
-from potluck.host.system import THIS_MACHINE
-from potluck.loading import PackedCache, Room, StageSize
-from potluck.loading.prepare import (
+from potluck.engines.loading import PackedCache, Room, StageSize
+from potluck.engines.loading.prepare import (
     LoadPlan,
     PreparedStages,
     count_stages,
     plan_stages,
     prepare_stages,
 )
-from potluck.loading.sizes import stronger_quantizations
+from potluck.engines.loading.sizes import stronger_quantizations
+from potluck.engines.native.engine import choose_isa
+from potluck.errors import ParameterError, UsageError
+from potluck.host.cores import default_num_threads, own_usable_cores
+from potluck.host.memory import available_memory
+from potluck.host.system import THIS_MACHINE
 from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.cache import ProbeCache, default_cache_path
 from potluck.probe.choose import check_requested_unit_serves, choose_units

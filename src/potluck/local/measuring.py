@@ -21,7 +21,7 @@ from potluck.local.model import Model
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES
-from potluck.serving.pipeline import StepOutcome
+from potluck.scheduling.pipeline import StepOutcome
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SamplingParams,

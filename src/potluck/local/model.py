@@ -23,12 +23,12 @@ from potluck.catalog import (
 )
 from potluck.catalog.small_models import describe_small
 from potluck.drafting.sources import draft_source, names_model
+from potluck.engines.loading import PackedCache, default_packed_folder
+from potluck.engines.loading.load import LoadedStage
+from potluck.engines.loading.prepare import LoadPlan
 from potluck.errors import ParameterError
 from potluck.grammars.check import GrammarChecker
 from potluck.host.cores import own_usable_cores, threads_problem
-from potluck.loading import PackedCache, default_packed_folder
-from potluck.loading.load import LoadedStage
-from potluck.loading.prepare import LoadPlan
 from potluck.local.drafts import DraftingThread
 from potluck.local.generation import ChatOutput, Generation, output_format, tool_use
 from potluck.local.loading import find_unit, load_stages, plan_load
@@ -42,11 +42,11 @@ from potluck.local.scoring import (
     score_tokens,
 )
 from potluck.models.states import num_states_of
+from potluck.scheduling.dispatcher import Dispatcher
 from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES
+from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.serving.vectors import check_dimensions
+from potluck.scheduling.vectors import check_dimensions
 from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
 from potluck.text.rerank import check_labels, encode_pair, rerank_template
 from potluck.types.choices import DEFAULT_DRAFT, OFF, ArithmeticChoice, Quantization

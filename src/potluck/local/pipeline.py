@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import STAGE_STACK_BYTES
 from potluck.grammars.step_masks import StepMasks
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.engine import NO_MASKS, Engine, StepResult
 from potluck.types.step import Step, StepId
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.errors import PotluckError
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.serving.vectors import embedding_of, pooled_request, score_of
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
+from potluck.scheduling.vectors import embedding_of, pooled_request, score_of
 from potluck.types.model import EmbeddingConfig, RerankConfig
 from potluck.types.sequence import CommittedToken, SequenceRequest
 from potluck.types.step import Pooling, SamplingParams, TokenLogprob

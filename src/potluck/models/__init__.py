@@ -23,3 +23,15 @@ in files are mapped (``names``):
     norm.weight                               [hidden]
     head.weight                               [vocab, hidden]; a tied head reads embed.weight
 """
+
+__all__ = [
+    "fields",
+    "layers",
+    "names",
+    "program",
+    "registry",
+    "rope",
+    "shape",
+    "states",
+    "work",
+]

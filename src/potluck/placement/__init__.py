@@ -1,1 +1,19 @@
 """Placement: take units, links and preferences, and return a plan with reasons. Pure."""
+
+__all__ = [
+    "costs",
+    "fleet",
+    "keeping",
+    "layout",
+    "links",
+    "model_counting",
+    "new_deployment",
+    "offering",
+    "plan_view",
+    "planned",
+    "rebalancing",
+    "sources",
+    "survey",
+    "surveyed",
+    "views",
+]

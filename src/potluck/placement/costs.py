@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from potluck.engines.loading.sizes import on_unit, stronger_quantizations
 from potluck.errors import EngineError, UnsupportedModelError
-from potluck.loading.sizes import on_unit, stronger_quantizations
 from potluck.placement.divided_work import DividedWork
 from potluck.placement.keeping import Holding, released
 from potluck.placement.offering import Offered, offers, reason_against

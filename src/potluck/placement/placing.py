@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
+from potluck.engines.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
 from potluck.errors import (
     EngineError,
     InsufficientMemoryError,
@@ -17,7 +18,6 @@ from potluck.errors import (
     PotluckError,
     UnsupportedModelError,
 )
-from potluck.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
 from potluck.placement.candidates import Candidate, Divide, DividedCost, PlaceRequest, speed_of
 from potluck.placement.costs import (
     CountedOffers,

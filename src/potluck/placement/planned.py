@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from potluck.loading.sizes import on_unit
+from potluck.engines.loading.sizes import on_unit
 from potluck.placement.candidates import PlaceRequest
 from potluck.placement.costs import Counting
 from potluck.placement.keeping import Holding, reserved

@@ -3,3 +3,5 @@
 Requirements are read from ELF files, and hosts are described by data: nothing from either is
 executed.
 """
+
+__all__ = ["checks", "finding", "hosts", "linking", "planning", "wheels"]

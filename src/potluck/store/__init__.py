@@ -4,3 +4,5 @@
 ``LocalFile`` is elsewhere on this disk and is only read. ``KnownFiles`` hashes files once. Nothing
 here depends on networks or on where bytes come from.
 """
+
+__all__ = ["blob", "content_store", "local_file"]

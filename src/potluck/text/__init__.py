@@ -5,3 +5,14 @@ implementation of ``potluck.types.text.Tokenizer``; ``detokenize`` turns sampled
 they arrive; ``chat`` turns messages into tokens. Importing this package loads neither
 ``tokenizers`` nor ``jinja2``.
 """
+
+__all__ = [
+    "chat",
+    "detokenize",
+    "fill_in",
+    "gguf",
+    "hugging_face",
+    "reasoning",
+    "rerank",
+    "tool_formats",
+]

@@ -1,0 +1,3 @@
+"""Stream tensors from files to engines, under canonical names."""
+
+__all__ = ["canonical", "divided", "load", "report"]

@@ -15,13 +15,13 @@ import pytest
 from support.cluster.members import Handlers, MemberProcess, make_config, node_id
 from support.processes.waiting import done_within, until
 
-from potluck.cluster.membership import (
+from potluck.cluster.network.membership import (
     MAX_PAYLOAD_BYTES,
     Membership,
     MethodTable,
     parse_address,
 )
-from potluck.cluster.membership.client import MAX_WAITING_PARTS
+from potluck.cluster.network.membership.client import MAX_WAITING_PARTS
 from potluck.errors import CallError, NodeLostError
 
 SERVER, CLIENT = node_id(0), node_id(1)

@@ -14,7 +14,7 @@ from support.cluster.certificates import TestAuthority
 from support.cluster.members import Events, Handlers, make_config, node_id
 from support.processes.waiting import done_within, until
 
-from potluck.cluster.membership import Address, Membership, MembershipConfig, PemPaths
+from potluck.cluster.network.membership import Address, Membership, MembershipConfig, PemPaths
 from potluck.errors import JoinError
 from potluck.types.cluster import WIRE_VERSION
 

@@ -8,7 +8,7 @@ from support.cluster.certificates import TestAuthority
 from support.cluster.members import MemberProcess, make_config, node_id
 from support.network.netns import Host, lan, require_namespaces
 
-from potluck.cluster.membership import parse_address
+from potluck.cluster.network.membership import parse_address
 
 
 @pytest.fixture(autouse=True)

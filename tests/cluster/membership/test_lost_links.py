@@ -17,7 +17,7 @@ from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import eventually
 
-from potluck.cluster.membership import parse_address
+from potluck.cluster.network.membership import parse_address
 
 NOTICE_SECONDS = 2.5
 """The lease is 1 s, and cuts are noticed within 1.5 s as a rule; two busy cores take longer."""

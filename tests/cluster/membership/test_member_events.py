@@ -11,7 +11,7 @@ import pytest
 from support.cluster.members import Events, Handlers, MemberProcess, make_config, node_id
 from support.processes.waiting import done_within, eventually, until
 
-from potluck.cluster.membership import Membership, parse_address
+from potluck.cluster.network.membership import Membership, parse_address
 from potluck.errors import NodeLostError
 
 

@@ -15,8 +15,8 @@ from support.cluster.certificates import TestAuthority
 from support.cluster.members import Events, Handlers, make_config, node_id
 from support.processes.waiting import until
 
-from potluck.cluster.membership import Membership
-from potluck.cluster.trust.connection_sources import HandedConnections
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.network.trust.connection_sources import HandedConnections
 from potluck.errors import JoinError, NodeLostError
 
 

@@ -11,8 +11,8 @@ import pytest
 from support.cluster.members import Events, Handlers, MemberProcess, make_config, node_id
 from support.processes.waiting import done_within, until
 
-from potluck.cluster.membership import Membership, Observer
-from potluck.cluster.membership import namesakes as module
+from potluck.cluster.network.membership import Membership, Observer
+from potluck.cluster.network.membership import namesakes as module
 from potluck.errors import CallError, NodeIdInUseError
 
 SECONDS = 8.0

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from support.cluster.edges import RECEIVER, SENDER, credentials
 
-from potluck.cluster.acceptor.process import Acceptor
-from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.network.acceptor.process import Acceptor
+from potluck.cluster.network.trust.credentials import Credentials
 
 
 class Door:

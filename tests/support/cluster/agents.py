@@ -29,11 +29,11 @@ from support.processes.forked_commands import ForkedCommand, forking_server
 from support.processes.waiting import eventually
 
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.cluster.acceptor.supervisor import ACCEPTOR_MODULE
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.worker_notes import WorkerNotes
+from potluck.cluster.network.acceptor.supervisor import ACCEPTOR_MODULE
+from potluck.cluster.network.trust.secret import generate_secret
 from potluck.cluster.transfer.supervisor import TRANSFER_MODULE
-from potluck.cluster.trust.secret import generate_secret
 from potluck.probe.cache import default_cache_path
 from potluck.types.choices import DEFAULT_DRAFT
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from potluck.cluster.calls import ClaimAnswer, StageEnds, Unreachable, encode
+from potluck.cluster.wire.calls import ClaimAnswer, StageEnds, Unreachable, encode
 from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.deployment import (

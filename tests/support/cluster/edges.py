@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 
-from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.trust.authority import Authority, derive_authority, issue_credentials
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.trust.secret import parse_secret
+from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.network.trust.authority import Authority, derive_authority, issue_credentials
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.trust.secret import parse_secret
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 

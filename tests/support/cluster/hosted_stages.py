@@ -18,13 +18,13 @@ from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import ConnectStage, StageLost
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import StepEncoder, decode_sampled
-from potluck.cluster.worker.messages import Connect, Loaded, Peer, StageSpec
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Frame, FrameKind
+from potluck.cluster.wire.calls import ConnectStage, StageLost
+from potluck.cluster.wire.steps import StepEncoder, decode_sampled
+from potluck.cluster.wire.worker_messages import Connect, Loaded, Peer, StageSpec
 from potluck.engines.backends import BACKENDS
 from potluck.engines.native.engine import available_isas
 from potluck.errors import PotluckError

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from support.cluster.edges import authority
 
-from potluck.cluster.trust.authority import Authority
-from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.network.trust.authority import Authority
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.types.cluster import NodeId
 
 _LONG_AGO = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)

@@ -17,8 +17,8 @@ from cryptography import x509
 from potluck.cluster.invitations.channel import KnownInvitation, Question, Reply, Settings
 from potluck.cluster.invitations.invitation import generate_token, token_digest
 from potluck.cluster.invitations.supervisor import InvitationServer
-from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
-from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.cluster.network.trust.authority import derive_authority, issue_server_credentials
+from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 
 _SECONDS = 60.0
 """However busy the cores are, its process has started by then."""

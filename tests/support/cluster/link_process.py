@@ -21,7 +21,7 @@ from typing import Any
 from potluck.cli.process_end import end_process, skip_finalization
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
-from potluck.cluster.membership import (
+from potluck.cluster.network.membership import (
     Address,
     Membership,
     MembershipConfig,
@@ -30,9 +30,9 @@ from potluck.cluster.membership import (
     PemPaths,
     parse_address,
 )
-from potluck.cluster.trust.authority import derive_authority, issue_credentials
-from potluck.cluster.trust.pem_files import write_pem_files
-from potluck.cluster.trust.secret import parse_secret
+from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
+from potluck.cluster.network.trust.pem_files import write_pem_files
+from potluck.cluster.network.trust.secret import parse_secret
 from potluck.types.cluster import NodeId
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from support.cluster.members import Handlers, make_config
 
 from potluck.cli.process_end import end_process, skip_finalization
-from potluck.cluster.membership import Membership, Observer, PemPaths, parse_address
+from potluck.cluster.network.membership import Membership, Observer, PemPaths, parse_address
 from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import NodeId
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from potluck.cluster.membership import (
+from potluck.cluster.network.membership import (
     Address,
     MembershipConfig,
     MethodTable,

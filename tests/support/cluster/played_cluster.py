@@ -28,9 +28,9 @@ from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.background import Background
-from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
-from potluck.cluster.membership import MethodTable
-from potluck.cluster.methods import TAKE_OVER
+from potluck.cluster.network.membership import MethodTable
+from potluck.cluster.wire.calls import Claim, ClaimAnswer, decode, encode
+from potluck.cluster.wire.methods import TAKE_OVER
 from potluck.errors import CallError, EngineError, MovedError, NodeLostError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint

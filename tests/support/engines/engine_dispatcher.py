@@ -10,9 +10,9 @@ from support.engines.native_pipeline import CONTEXT_TOKENS
 
 from potluck.errors import PotluckError
 from potluck.local.pipeline import LocalPipeline
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
 from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, SequenceRequest
 

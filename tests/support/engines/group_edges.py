@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from support.cluster.edges import HELLO
 
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Frame, FrameKind
 from potluck.cluster.worker.group import TURN_BYTES, ExchangeTotals, Group, mesh_limits
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import NodeId

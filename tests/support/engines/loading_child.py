@@ -31,8 +31,8 @@ from potluck.catalog import (
 )
 from potluck.cluster.transfer.client import TransferClient
 from potluck.engines.backends import native_unit
-from potluck.loading import StageSize, plan_stage
-from potluck.loading.load import load_stage
+from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading.load import load_stage
 from potluck.types.choices import Quantization
 from potluck.types.content import Manifest
 from potluck.types.engine import LoadableEngine

@@ -18,10 +18,10 @@ from support.scheduling.toy_pipeline import ToyPipeline, next_token
 from support.scheduling.updates import start_of
 
 from potluck.errors import ModelNotFoundError, PotluckError
+from potluck.scheduling.dispatcher import Dispatcher
+from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import WIRE_VERSION, NodeId
 from potluck.types.documents.cluster import ClusterDocument, SilentNode
 from potluck.types.drafting import DraftTotals

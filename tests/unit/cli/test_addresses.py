@@ -18,7 +18,7 @@ from potluck.cli.addresses import (
     parse_size,
 )
 from potluck.cli.own_identity import join_options
-from potluck.cluster.membership import parse_address
+from potluck.cluster.network.membership import parse_address
 from potluck.errors import ParameterError, UsageError
 
 

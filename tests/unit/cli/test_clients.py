@@ -10,8 +10,8 @@ import pytest
 
 from potluck.api.system_lines import KNOWN_CHANGING_LINES
 from potluck.cli.clients import Clients, clients_of
-from potluck.cluster.trust.authority import derive_authority, issue_server_certificate
-from potluck.cluster.trust.secret import Secret, generate_secret
+from potluck.cluster.network.trust.authority import derive_authority, issue_server_certificate
+from potluck.cluster.network.trust.secret import Secret, generate_secret
 from potluck.errors import ParameterError, UsageError
 
 

@@ -25,8 +25,8 @@ from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.view import cluster_view
 from potluck.cluster.invitations.invitation import parse_invitation
 from potluck.cluster.invitations.ledger import Ledger
-from potluck.cluster.trust.authority import derive_authority, issue_server_credentials
-from potluck.cluster.trust.secret import generate_secret, parse_secret
+from potluck.cluster.network.trust.authority import derive_authority, issue_server_credentials
+from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 from potluck.errors import UsageError, WheelFileError
 from potluck.types.cluster import NodeId
 from potluck.types.documents.nodes import NodesDocument

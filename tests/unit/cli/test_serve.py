@@ -7,7 +7,7 @@ import inspect
 from potluck.cli.cluster import deploy
 from potluck.cli.serve import serve
 from potluck.cli.up import up, up_line
-from potluck.cluster.membership import Address
+from potluck.cluster.network.membership import Address
 from potluck.types.cluster import NodeId
 
 

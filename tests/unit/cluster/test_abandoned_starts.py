@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.cluster.calls import A
 
-from potluck.cluster.acceptor.process import AcceptorSettings
-from potluck.cluster.acceptor.supervisor import AcceptorProcess
+from potluck.cluster.network.acceptor.process import AcceptorSettings
+from potluck.cluster.network.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferProcess
 

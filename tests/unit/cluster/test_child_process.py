@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from potluck.cluster.child_process import start_child
 from potluck.host.child_environment import SECRET_VARIABLE
+from potluck.host.python_child import start_child
 
 CHILD = """
 import json, os, sys

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from potluck.cluster import methods
-from potluck.cluster.calls import Clock, DeploymentReference, NamedFile
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import CLOCK, DIGESTS, Method, StreamMethod
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire import methods
+from potluck.cluster.wire.calls import Clock, DeploymentReference, NamedFile
+from potluck.cluster.wire.methods import CLOCK, DIGESTS, Method, StreamMethod
 from potluck.errors import CallError
 from potluck.types.cluster import DeploymentId, NodeId
 

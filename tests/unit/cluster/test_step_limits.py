@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from potluck.cluster.steps import (
+from potluck.cluster.wire.steps import (
     Restores,
     StepEncoder,
     decode_failure,

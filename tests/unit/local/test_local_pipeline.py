@@ -14,7 +14,7 @@ from support.processes.waiting import eventually
 
 from potluck.errors import EngineError
 from potluck.local.pipeline import LocalPipeline
-from potluck.serving.pipeline import StepOutcome
+from potluck.scheduling.pipeline import StepOutcome
 from potluck.types.engine import StepResult
 from potluck.types.step import (
     SamplingParams,

@@ -10,9 +10,9 @@ from support.cluster.calls import a_plan, a_record, changed
 from support.cluster.node_reports import node_report
 from support.machines import hardware
 
-from potluck.cluster.calls import decode, encode
+from potluck.cluster.wire.calls import decode, encode
+from potluck.engines.loading import StagePlan, StageSize
 from potluck.errors import EngineError, InsufficientMemoryError
-from potluck.loading import StagePlan, StageSize
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.surveyed import computing_in, plan_in
 from potluck.types.arithmetic import Arithmetic

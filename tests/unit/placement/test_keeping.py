@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cluster.node_reports import node_report
 
-from potluck.loading import StageSize
+from potluck.engines.loading import StageSize
 from potluck.placement.cuts import shard_of
 from potluck.placement.keeping import (
     Holding,

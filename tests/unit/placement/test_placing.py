@@ -14,10 +14,10 @@ from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
 from potluck.engines.backends import BACKENDS, cost_of
+from potluck.engines.loading import StageSize
+from potluck.engines.loading.plan import plan_worker
+from potluck.engines.loading.sizes import on_unit
 from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
-from potluck.loading import StageSize
-from potluck.loading.plan import plan_worker
-from potluck.loading.sizes import on_unit
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, shapes_of
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement

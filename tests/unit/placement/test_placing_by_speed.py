@@ -12,8 +12,8 @@ from support.engines import reference_backend
 from support.placement.units import llama_config, profile_of, rates
 
 from potluck.engines.backends import BACKENDS, cost_of
+from potluck.engines.loading.sizes import on_unit
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.loading.sizes import on_unit
 from potluck.placement.keeping import Holding
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement

@@ -9,13 +9,13 @@ from support.engines.load_listener import RecordingLoadListener
 from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
+from potluck.cluster.wire.worker_messages import Identity, Load, StageSpec
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
-from potluck.cluster.worker.messages import Identity, Load, StageSpec
 from potluck.engines.backends import cost_of, native_unit
+from potluck.engines.loading import StagePlan, StageSize
+from potluck.engines.loading.plan import plan_worker
 from potluck.errors import InsufficientMemoryError
-from potluck.loading import StagePlan, StageSize
-from potluck.loading.plan import plan_worker
 from potluck.placement.costs import model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage, plan_record

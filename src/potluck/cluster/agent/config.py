@@ -8,8 +8,8 @@ from potluck.cluster.agent.load_watch import STALL_SECONDS
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS
 from potluck.cluster.agent.own_address import FindHost
 from potluck.cluster.agent.units import UnitChoice
-from potluck.cluster.membership import Address
-from potluck.cluster.trust.secret import Secret
+from potluck.cluster.network.membership import Address
+from potluck.cluster.network.trust.secret import Secret
 from potluck.cluster.worker.watch import LONGEST_STEP_TIMES
 from potluck.engines.backends import BACKENDS
 from potluck.probe.all_detectors import DETECTORS

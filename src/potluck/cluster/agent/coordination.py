@@ -15,20 +15,20 @@ from potluck.cluster.agent.remote_sequences import RemoteSequences
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import (
+from potluck.cluster.coordinator.attempt import DeploymentDependencies
+from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.calls import (
     AskRebalance,
     DeploymentReference,
     RetireDeployment,
     StageScope,
 )
-from potluck.cluster.coordinator.attempt import DeploymentDependencies
-from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.edges.listener import OpenRoute
-from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import REBALANCE, REMOVE, RETIRE
-from potluck.cluster.sequence_messages import Generate
-from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.wire.methods import REBALANCE, REMOVE, RETIRE
+from potluck.cluster.wire.sequence_messages import Generate
 from potluck.drafting.sources import names_model
 from potluck.engines.backends import CostOf
 from potluck.errors import EngineError, NodeLostError, PotluckError

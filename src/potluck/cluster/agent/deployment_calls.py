@@ -9,7 +9,8 @@ from contextlib import aclosing, suppress
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
-from potluck.cluster.calls import (
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.calls import (
     AskCoordinatorView,
     AskMetrics,
     AskRebalance,
@@ -26,8 +27,7 @@ from potluck.cluster.calls import (
     StartEvent,
     unpack_record,
 )
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import (
+from potluck.cluster.wire.methods import (
     ABANDON_STAGE,
     CHECK_STAGES,
     CLAIM,
@@ -47,7 +47,7 @@ from potluck.cluster.methods import (
     STOP_STAGES,
     TAKE_OVER,
 )
-from potluck.cluster.worker.messages import StageSpec
+from potluck.cluster.wire.worker_messages import StageSpec
 from potluck.errors import CallError, MovedError, StalledError
 from potluck.types.gateway import ModelMetrics
 

@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from potluck.cluster.agent.own_address import is_own_address
-from potluck.cluster.calls import (
+from potluck.cluster.coordinator.ways import known_reachability
+from potluck.cluster.network.membership import Address, Membership, unreachable
+from potluck.cluster.wire.calls import (
     NUM_NONCE_BYTES,
     CheckConnection,
     ConnectionCheck,
     Multicast,
 )
-from potluck.cluster.coordinator.ways import known_reachability
-from potluck.cluster.membership import Address, Membership, unreachable
-from potluck.cluster.methods import CLOCK, MULTICAST, REACH
+from potluck.cluster.wire.methods import CLOCK, MULTICAST, REACH
 from potluck.errors import CallError
 from potluck.probe.doctor.case import Cluster, Peer
 from potluck.probe.doctor.multicast import (

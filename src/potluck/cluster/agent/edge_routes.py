@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import secrets
 
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.listener import OpenRoute, RoutedConnections
-from potluck.cluster.membership import Membership
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.listener import OpenRoute, RoutedConnections
+from potluck.cluster.network.membership import Membership
 
 _NAME_BYTES = 8
 

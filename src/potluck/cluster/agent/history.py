@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from potluck.cluster.agent.deployment_history import DeploymentHistory
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import UnitChange
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import FAREWELL, UNIT_CHANGED
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.calls import UnitChange
+from potluck.cluster.wire.methods import FAREWELL, UNIT_CHANGED
 from potluck.host.uname import host_name
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import ClusterEvent, EventContent, EventKind

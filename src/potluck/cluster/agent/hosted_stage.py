@@ -16,7 +16,7 @@ import psutil
 from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.process_stat import is_stopped, other_threads
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.calls import (
+from potluck.cluster.wire.calls import (
     AbandonStage,
     StageCheck,
     StageChecks,
@@ -24,7 +24,7 @@ from potluck.cluster.calls import (
     StageScope,
     StageStats,
 )
-from potluck.cluster.worker.messages import Loaded, StageSpec, Stats
+from potluck.cluster.wire.worker_messages import Loaded, StageSpec, Stats
 from potluck.errors import EngineError, PotluckError, StalledError
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
 from potluck.types.content import Transfer

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import HOST
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.methods import HOST
 from potluck.errors import CallError
 from potluck.probe.node_host import describe_node
 from potluck.types.cluster import NodeId

@@ -16,9 +16,9 @@ from potluck.cluster.invitations.identity import (
     identity_by_secret,
 )
 from potluck.cluster.invitations.joined import with_addresses
-from potluck.cluster.membership import Membership
-from potluck.cluster.trust.pem_files import PemPaths
-from potluck.cluster.trust.removals import decode_lines, encode_lines, is_genuine
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.network.trust.pem_files import PemPaths
+from potluck.cluster.network.trust.removals import decode_lines, encode_lines, is_genuine
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
 from potluck.host.private_files import read_small_file, replace_file
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cluster.acceptor.routes import JOIN_NAME
 from potluck.cluster.invitations.channel import Question, Reply, Settings
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.invitation import Invitation
 from potluck.cluster.invitations.issuing import ClusterFacts, Issuing
 from potluck.cluster.invitations.ledger import IssuedMembership, Ledger, LedgerFile
 from potluck.cluster.invitations.supervisor import InvitationServer
-from potluck.cluster.membership import Address, Membership
-from potluck.cluster.trust.authority import Authority, issue_server_credentials
-from potluck.cluster.trust.requests import pem_key_digest
+from potluck.cluster.network.acceptor.routes import JOIN_NAME
+from potluck.cluster.network.membership import Address, Membership
+from potluck.cluster.network.trust.authority import Authority, issue_server_credentials
+from potluck.cluster.network.trust.requests import pem_key_digest
 from potluck.errors import PotluckError, UsageError
 from potluck.host.uname import host_name
 from potluck.version import __version__

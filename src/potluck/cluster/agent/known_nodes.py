@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from potluck.cluster.background import Spawn
 from potluck.cluster.coordinator.survey import ask_report
-from potluck.cluster.membership import Address, Membership, parse_address
+from potluck.cluster.network.membership import Address, Membership, parse_address
 from potluck.errors import PotluckError
 from potluck.host.uname import host_name
 from potluck.types.cluster import NodeId

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.takeover import Takeovers
-from potluck.cluster.calls import ContinueWithout
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CONTINUE_WITHOUT
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import ContinueWithout
+from potluck.cluster.wire.methods import CONTINUE_WITHOUT
 from potluck.errors import CallError
 from potluck.types.deployment import DeploymentRecord
 

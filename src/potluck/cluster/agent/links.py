@@ -19,7 +19,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import (
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_both_ways
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener, OpenRoute, listen_for_edges
+from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, follow, lead
+from potluck.cluster.network.links.figures import LinkFigures, Sample
+from potluck.cluster.network.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.calls import (
     CheckLinks,
     LinkAnswer,
     LinkBusy,
@@ -27,18 +38,7 @@ from potluck.cluster.calls import (
     ListenForLink,
     Unreachable,
 )
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.connect import connect_both_ways
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener, OpenRoute, listen_for_edges
-from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.links.exchange import LIMITS, SIZES, Measured, follow, lead
-from potluck.cluster.links.figures import LinkFigures, Sample
-from potluck.cluster.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import CHECK_LINKS, LISTEN
-from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.wire.methods import CHECK_LINKS, LISTEN
 from potluck.errors import CallError, EdgeError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.speed import LinkSpeed

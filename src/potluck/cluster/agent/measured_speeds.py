@@ -20,7 +20,7 @@ import msgspec
 from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import ParameterError
 from potluck.host.log_rate import LogRate
 from potluck.host.private_files import read_small_file, replace_file

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from potluck.cluster.membership import Observer
+from potluck.cluster.network.membership import Observer
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
 

@@ -19,9 +19,16 @@ from potluck.cluster.agent.node import NodeFacts, report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
-from potluck.cluster.calls import AskSpeeds, CheckModel, Clock, ModelCheck, NodeSurvey, SurveyNode
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS, SURVEY
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.calls import (
+    AskSpeeds,
+    CheckModel,
+    Clock,
+    ModelCheck,
+    NodeSurvey,
+    SurveyNode,
+)
+from potluck.cluster.wire.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS, SURVEY
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport

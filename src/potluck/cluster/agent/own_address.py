@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from potluck.cluster.membership import Address, Membership
+from potluck.cluster.network.membership import Address, Membership
 from potluck.errors import JoinError
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.agent.records import Records
 from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.coordinator.survey import plan_model
-from potluck.cluster.membership import Membership
+from potluck.cluster.network.membership import Membership
 from potluck.drafting.sources import names_model
 from potluck.engines.backends import CostOf
 from potluck.errors import ParameterError

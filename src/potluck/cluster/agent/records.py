@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import (
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import (
     AskCoordinatorView,
     Claim,
     ClaimAnswer,
     CoordinatorView,
     pack_record,
 )
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import COORDINATOR_VIEW, PUT
+from potluck.cluster.wire.methods import COORDINATOR_VIEW, PUT
 from potluck.errors import CallError, ParameterError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.records import CoordinatorViews
-from potluck.cluster.calls import encode
-from potluck.cluster.membership import MAX_PAYLOAD_BYTES, Membership
-from potluck.cluster.sequence_messages import Generate
+from potluck.cluster.network.membership import MAX_PAYLOAD_BYTES, Membership
+from potluck.cluster.wire.calls import encode
+from potluck.cluster.wire.sequence_messages import Generate
 from potluck.errors import (
     CallError,
     EngineError,
@@ -30,7 +30,7 @@ from potluck.errors import (
     PotluckError,
     SilentNodeError,
 )
-from potluck.serving.ledger import GapError, SequenceLog
+from potluck.scheduling.ledger import GapError, SequenceLog
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest, SequenceUpdate

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any
 
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
-from potluck.cluster.sequence_messages import (
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
+from potluck.cluster.wire.sequence_messages import (
     Generate,
     GenerateAnswer,
     GenerateFailure,

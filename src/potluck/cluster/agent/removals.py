@@ -15,11 +15,9 @@ from pathlib import Path
 
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import RemovalList
 from potluck.cluster.invitations.identity import Identity
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import REMOVALS
-from potluck.cluster.trust.removals import (
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.network.trust.removals import (
     MOST_REMOVALS,
     Removal,
     decode_lines,
@@ -27,6 +25,8 @@ from potluck.cluster.trust.removals import (
     is_genuine,
     sign_removal,
 )
+from potluck.cluster.wire.calls import RemovalList
+from potluck.cluster.wire.methods import REMOVALS
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
 from potluck.host.private_files import read_small_file, replace_file
 from potluck.types.cluster import NodeId

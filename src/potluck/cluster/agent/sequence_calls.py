@@ -10,9 +10,9 @@ from contextlib import aclosing
 from functools import partial
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
-from potluck.cluster.sequence_messages import (
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
+from potluck.cluster.wire.sequence_messages import (
     Feed,
     FeedUpdate,
     GenerateFailure,

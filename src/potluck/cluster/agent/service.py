@@ -55,17 +55,23 @@ from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.weight_calls import WeightCalls
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background
-from potluck.cluster.calls import AskMetrics
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.ledger import LedgerFile
-from potluck.cluster.membership import Address, Membership, MembershipConfig, MethodTable, PemPaths
-from potluck.cluster.methods import METRICS
+from potluck.cluster.network.membership import (
+    Address,
+    Membership,
+    MembershipConfig,
+    MethodTable,
+    PemPaths,
+)
+from potluck.cluster.network.trust import pem_files
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
 from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
-from potluck.cluster.trust import pem_files
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.calls import AskMetrics
+from potluck.cluster.wire.methods import METRICS
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.engines.backends import cost_of
 from potluck.errors import CallError, PotluckError
 from potluck.host.cache_folder import hub_cache_folder

@@ -31,16 +31,16 @@ from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.background import Background
-from potluck.cluster.calls import (
+from potluck.cluster.network.edges.listener import OpenRoute, RoutedConnections
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.calls import (
     ConnectStage,
     ReleaseStages,
     StageEnds,
     StageLost,
     StageScope,
 )
-from potluck.cluster.edges.listener import OpenRoute, RoutedConnections
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import (
+from potluck.cluster.wire.worker_messages import (
     EdgeRoute,
     Identity,
     Load,

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.invitations.joined import JoinedCluster, read_joined, write_joined
-from potluck.cluster.trust.credentials import Credentials, check_node_id
-from potluck.cluster.trust.pem_files import PemPaths, pem_paths, write_pem_files
-from potluck.cluster.trust.secret import Secret, own_secret
+from potluck.cluster.network.trust.credentials import Credentials, check_node_id
+from potluck.cluster.network.trust.pem_files import PemPaths, pem_paths, write_pem_files
+from potluck.cluster.network.trust.secret import Secret, own_secret
 from potluck.errors import ParameterError, PotluckError, UsageError
 from potluck.host.private_files import (
     folder_problem,

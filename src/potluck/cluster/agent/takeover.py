@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import (
+from potluck.cluster.coordinator.deployment import Deployment
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import (
     AskCoordinatorView,
     CoordinatorView,
     DeploymentReference,
     TakeoverReadiness,
 )
-from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import TAKE_OVER
+from potluck.cluster.wire.methods import TAKE_OVER
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.agent.worker_process import silent
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
 from potluck.probe.trials.running import Retest, is_unit_quarantined, quarantine_unit, retest

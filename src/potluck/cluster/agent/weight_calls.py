@@ -13,7 +13,8 @@ from potluck.catalog import (
 )
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.weights import NodeWeights
-from potluck.cluster.calls import (
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.calls import (
     AskHoldings,
     CheckModel,
     ChunkDigests,
@@ -29,8 +30,7 @@ from potluck.cluster.calls import (
     NodeHoldings,
     PrepareWeights,
 )
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import (
+from potluck.cluster.wire.methods import (
     CHECK_MODEL,
     DIAL,
     DIGESTS,

@@ -33,12 +33,6 @@ from potluck.catalog import (
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.needs import ByteRange, stage_needs, text_needs
 from potluck.cluster.agent.model_files import Fingerprints
-from potluck.cluster.calls import (
-    CheckModel,
-    DialBack,
-    ModelCheck,
-    ModelFound,
-)
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
     ModelWeights,
@@ -47,13 +41,19 @@ from potluck.cluster.coordinator.weights import (
     find_sources,
     missing_text,
 )
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import (
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.transfer.supervisor import TransferProcess
+from potluck.cluster.wire.calls import (
+    CheckModel,
+    DialBack,
+    ModelCheck,
+    ModelFound,
+)
+from potluck.cluster.wire.methods import (
     CHECK_MODEL,
     DIAL,
     MANIFEST,
 )
-from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.errors import ModelNotFoundError, PotluckError, TransferError
 from potluck.placement.links import link_table
 from potluck.types.cluster import NodeId

@@ -18,10 +18,9 @@ import msgspec
 
 from potluck.cluster.agent.load_watch import LoadWatch
 from potluck.cluster.agent.worker_notes import WORKER_MODULE
-from potluck.cluster.child_process import start_child
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.listener import RoutedConnections
-from potluck.cluster.worker.messages import (
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.listener import RoutedConnections
+from potluck.cluster.wire.worker_messages import (
     LENGTH,
     Connect,
     Disconnect,
@@ -45,6 +44,7 @@ from potluck.cluster.worker.messages import (
 from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.host.child import signal_name
+from potluck.host.python_child import start_child
 from potluck.types.cluster import Epoch
 from potluck.types.content import Transfer
 from potluck.types.quantities import format_seconds

@@ -19,7 +19,7 @@ from functools import partial
 
 from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
 from potluck.cluster.coordinator.token_rates import TokenRates
-from potluck.cluster.edges.path_figures import PathFigures
+from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.errors import (
     MovedError,
     OverloadedError,
@@ -28,12 +28,12 @@ from potluck.errors import (
     RefusedRequestError,
 )
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
+from potluck.scheduling.dispatcher import Dispatcher
 from potluck.scheduling.frame_limits import MAX_WAITING_SEQUENCES
+from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import Load, SchedulerLimits
-from potluck.serving.dispatcher import Dispatcher
-from potluck.serving.ledger import Update
-from potluck.serving.pipeline import OnOutcome
-from potluck.serving.suspects import Suspects, SuspectState
+from potluck.scheduling.pipeline import OnOutcome
+from potluck.scheduling.suspects import Suspects, SuspectState
 from potluck.types.cluster import NodeId
 from potluck.types.drafting import DraftSource
 from potluck.types.gateway import GenerationTotals

@@ -21,11 +21,11 @@ from potluck.cluster.coordinator.starting import connect_stages, doing_of, load_
 from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
 from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare_weights
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.listener import OpenRoute
-from potluck.cluster.membership import Membership
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Loaded, Progress
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.worker_messages import Loaded, Progress
 from potluck.engines.backends import CostOf
 from potluck.placement.costs import Counting
 from potluck.placement.keeping import Holding
@@ -41,7 +41,7 @@ from potluck.placement.planned import (
 from potluck.placement.rebalancing import PlanComparison, RebalancePolicy, compared
 from potluck.scheduling.frame_limits import sequences_in_step
 from potluck.scheduling.limits import SchedulerLimits
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId

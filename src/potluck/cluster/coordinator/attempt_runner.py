@@ -17,7 +17,7 @@ from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
 from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.releasing import release_others
-from potluck.cluster.membership import Membership
+from potluck.cluster.network.membership import Membership
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import PlanComparison

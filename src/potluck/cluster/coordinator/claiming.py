@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from potluck.cluster.calls import Claim, ClaimAnswer
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CLAIM
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import Claim, ClaimAnswer
+from potluck.cluster.wire.methods import CLAIM
 from potluck.errors import CallError
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord

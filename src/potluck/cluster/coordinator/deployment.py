@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from potluck.cluster.background import Background, in_loop
-from potluck.cluster.calls import StageLost
 from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies, StartDraft
 from potluck.cluster.coordinator.epoch_end import EpochEnds
@@ -32,7 +31,8 @@ from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import stop_everything
 from potluck.cluster.coordinator.upkeep import Upkeep
 from potluck.cluster.coordinator.weights import ModelWeights, end_weights
-from potluck.cluster.edges.path_figures import PathFigures
+from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.wire.calls import StageLost
 from potluck.drafting.model import ModelDrafts
 from potluck.drafting.sources import draft_source, names_model
 from potluck.errors import (

@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.connect import connect_end
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Hello, Scope
-from potluck.cluster.edges.listener import OpenRoute, listen_for_edges
-from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_end
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Hello, Scope
+from potluck.cluster.network.edges.listener import OpenRoute, listen_for_edges
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.errors import EdgeError
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId

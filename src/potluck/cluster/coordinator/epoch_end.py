@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from potluck.cluster.calls import StageEnds, StageScope
 from potluck.cluster.coordinator.excluded_units import ExcludedUnits, NodeUnitId, StageError
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import END_STAGES, REPORT
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import StageEnds, StageScope
+from potluck.cluster.wire.methods import END_STAGES, REPORT
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.deployment import DeploymentRecord, StageRecord

@@ -14,7 +14,6 @@ from contextlib import suppress
 import msgspec
 
 from potluck.cluster.background import Background
-from potluck.cluster.calls import StageLost
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.answering import Answering
@@ -27,7 +26,8 @@ from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others
 from potluck.cluster.coordinator.upkeep import Upkeep
-from potluck.cluster.membership import Membership
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import StageLost
 from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.placement.planned import PlannedModel
 from potluck.types.cluster import Epoch, NodeId

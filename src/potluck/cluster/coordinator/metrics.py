@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import msgspec
 
-from potluck.cluster.calls import StageScope
 from potluck.cluster.coordinator.pipeline import SentTotals
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import STAGE_STATS
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import StageScope
+from potluck.cluster.wire.methods import STAGE_STATS
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.host.log_rate import LogRateFilter
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from potluck.cluster.calls import AbandonStage, StageCheck, StageScope
 from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
-from potluck.cluster.edges.options import STALL_SECONDS
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import ABANDON_STAGE, CHECK_STAGES
+from potluck.cluster.network.edges.options import STALL_SECONDS
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import AbandonStage, StageCheck, StageScope
+from potluck.cluster.wire.methods import ABANDON_STAGE, CHECK_STAGES
 from potluck.errors import EngineError, PotluckError
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.quantities import format_seconds

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from potluck.cluster.coordinator.token_rates import TokenRates
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.steps import (
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Frame, FrameKind
+from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.wire.steps import (
     Restores,
     StepEncoder,
     decode_failure,
@@ -22,8 +22,8 @@ from potluck.cluster.steps import (
     encode_restores,
 )
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.scheduling.step_times import StepTimes
-from potluck.serving.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import NodeId
 from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step, StepId
 

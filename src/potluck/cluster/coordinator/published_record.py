@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from potluck.cluster.membership import Membership
+from potluck.cluster.network.membership import Membership
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState

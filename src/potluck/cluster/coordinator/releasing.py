@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from potluck.cluster.calls import ReleaseStages, StageScope
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import RELEASE_STAGES, STOP_STAGES
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import ReleaseStages, StageScope
+from potluck.cluster.wire.methods import RELEASE_STAGES, STOP_STAGES
 from potluck.placement.keeping import Holding
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord

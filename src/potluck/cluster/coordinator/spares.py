@@ -11,8 +11,8 @@ import msgspec
 from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
-from potluck.cluster.membership import Membership
-from potluck.cluster.worker.messages import Progress
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.worker_messages import Progress
 from potluck.errors import PotluckError
 from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable

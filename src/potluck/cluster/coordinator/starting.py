@@ -7,17 +7,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 
-from potluck.cluster.calls import ConnectStage, Stalled
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
 from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.listener import OpenRoute
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CONNECT_STAGE, START_STAGE
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.messages import Connect, Loaded, Peer, Progress, StageFiles, StageSpec
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.calls import ConnectStage, Stalled
+from potluck.cluster.wire.methods import CONNECT_STAGE, START_STAGE
+from potluck.cluster.wire.worker_messages import (
+    Connect,
+    Loaded,
+    Peer,
+    Progress,
+    StageFiles,
+    StageSpec,
+)
 from potluck.errors import CallError, EngineError, SilentNodeError
 from potluck.scheduling.frame_limits import EdgeLimits, sequences_in_step
 from potluck.types.cluster import NodeId

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import msgspec
 
-from potluck.cluster.calls import SAME_VERSION, AskSpeeds, CheckModel, NodeSurvey, SurveyNode
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.weights import ModelWeights
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import SAME_VERSION, AskSpeeds, CheckModel, NodeSurvey, SurveyNode
+from potluck.cluster.wire.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.costs import Counting, shapes_of

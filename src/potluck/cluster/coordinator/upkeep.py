@@ -7,19 +7,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.calls import (
-    ChunkDigests,
-    DiscardFile,
-    HashRange,
-    NodeHoldings,
-)
 from potluck.cluster.coordinator.attempt import Attempt
 from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.releasing import release_others
 from potluck.cluster.coordinator.spares import load_spares
 from potluck.cluster.coordinator.weights import ModelWeights, gather_holdings, gather_transfers
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import DISCARD, HASH, VERIFIED
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import (
+    ChunkDigests,
+    DiscardFile,
+    HashRange,
+    NodeHoldings,
+)
+from potluck.cluster.wire.methods import DISCARD, HASH, VERIFIED
 from potluck.errors import CallError, ModelFileError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkRuns, FileContent, ManifestFile

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from potluck.cluster.calls import AskSpeeds, CheckLinks
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CHECK_LINKS, SPEEDS
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import AskSpeeds, CheckLinks
+from potluck.cluster.wire.methods import CHECK_LINKS, SPEEDS
 from potluck.errors import EdgeError
 from potluck.types.cluster import NodeId
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from potluck.cluster.calls import (
+from potluck.cluster.coordinator.ways import OPEN_PORT_HINT, known_reachability
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import (
     AskHoldings,
     CheckModel,
     DeploymentReference,
     NodeHoldings,
     PrepareWeights,
 )
-from potluck.cluster.coordinator.ways import OPEN_PORT_HINT, known_reachability
-from potluck.cluster.membership import Membership
-from potluck.cluster.methods import CHECK_MODEL, END_WEIGHTS, HOLDINGS, PREPARE, TRANSFER
+from potluck.cluster.wire.methods import CHECK_MODEL, END_WEIGHTS, HOLDINGS, PREPARE, TRANSFER
 from potluck.errors import CallError, EngineError
 from potluck.placement.links import LinkTable
 from potluck.placement.sources import Needs, SourcePlan, assign_sources

@@ -5,3 +5,15 @@ HTTPS server behind it, in a process of its own that has neither the secret nor 
 ``supervisor`` and ``issuing`` are for the inviting agent, ``joining`` for the new machine.
 ``removal`` is the opposite: the statement that a node is no longer a member.
 """
+
+__all__ = [
+    "channel",
+    "identity",
+    "invitation",
+    "issuing",
+    "joined",
+    "joining",
+    "ledger",
+    "software",
+    "supervisor",
+]

@@ -32,8 +32,8 @@ from potluck.cluster.invitations.answers import (
 )
 from potluck.cluster.invitations.channel import KnownInvitation
 from potluck.cluster.invitations.invitation import is_token, token_digest
-from potluck.cluster.trust.connection_sources import ConnectionSource, SourceEndedError
-from potluck.cluster.trust.handshakes import EXHAUSTED, describe
+from potluck.cluster.network.trust.connection_sources import ConnectionSource, SourceEndedError
+from potluck.cluster.network.trust.handshakes import EXHAUSTED, describe
 from potluck.host.log_rate import LogRate
 
 _LOG = logging.getLogger(__name__)

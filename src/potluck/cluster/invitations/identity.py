@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from potluck.cluster.invitations.joined import JoinedCluster
-from potluck.cluster.trust.authority import (
+from potluck.cluster.network.trust.authority import (
     Authority,
     cluster_id,
     derive_authority,
     issue_credentials,
 )
-from potluck.cluster.trust.credentials import Credentials, check_node_id
-from potluck.cluster.trust.secret import Secret
+from potluck.cluster.network.trust.credentials import Credentials, check_node_id
+from potluck.cluster.network.trust.secret import Secret
 from potluck.types.cluster import NodeId
 
 

@@ -18,7 +18,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 
-from potluck.cluster.membership.address import Address, parse_address
+from potluck.cluster.network.membership.address import Address, parse_address
 from potluck.errors import ParameterError
 
 TOKEN_CHARACTERS = 32

@@ -18,13 +18,13 @@ import msgspec
 
 from potluck.cluster.invitations.channel import Question, Reply
 from potluck.cluster.invitations.ledger import Ledger
-from potluck.cluster.trust.authority import (
+from potluck.cluster.network.trust.authority import (
     Authority,
     authority_pem,
     issue_certificate,
     server_certificate_for,
 )
-from potluck.cluster.trust.requests import key_digest, requested_key
+from potluck.cluster.network.trust.requests import key_digest, requested_key
 from potluck.errors import PotluckError, UsageError
 from potluck.types.cluster import WIRE_VERSION
 

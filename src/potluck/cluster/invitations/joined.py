@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cluster.trust.credentials import check_node_id
+from potluck.cluster.network.trust.credentials import check_node_id
 from potluck.errors import ParameterError, PotluckError
 from potluck.host.private_files import read_small_file, replace_file
 
@@ -41,7 +41,9 @@ class JoinedCluster(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``ParameterError`` unless the certificate is the node's and signed by its
         authority.
         """
-        from potluck.cluster.trust.requests import check_issued  # loads a library of certificates
+        from potluck.cluster.network.trust.requests import (
+            check_issued,  # loads a library of certificates
+        )
 
         name = check_issued(
             self.certificate_pem.encode(),

@@ -14,9 +14,9 @@ import msgspec
 from potluck.cluster.invitations.invitation import Invitation, token_digest
 from potluck.cluster.invitations.issuing import CertificateRequest, IssuedCertificates
 from potluck.cluster.invitations.joined import JoinedCluster
-from potluck.cluster.membership.address import Address, parse_address
-from potluck.cluster.trust.handshakes import describe
-from potluck.cluster.trust.requests import KeyRequest, certificate_key_digest, new_request
+from potluck.cluster.network.membership.address import Address, parse_address
+from potluck.cluster.network.trust.handshakes import describe
+from potluck.cluster.network.trust.requests import KeyRequest, certificate_key_digest, new_request
 from potluck.errors import JoinError, ParameterError
 from potluck.types.cluster import WIRE_VERSION
 from potluck.version import __version__

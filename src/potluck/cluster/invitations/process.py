@@ -43,14 +43,14 @@ from potluck.cluster.invitations.front import Front
 from potluck.cluster.invitations.invitation import Invitation
 from potluck.cluster.invitations.software.endpoint import Endpoint
 from potluck.cluster.invitations.software.service import SoftwareService
-from potluck.cluster.membership.address import Address, parse_address
-from potluck.cluster.trust.connection_sources import (
+from potluck.cluster.network.membership.address import Address, parse_address
+from potluck.cluster.network.trust.connection_sources import (
     ConnectionSource,
     HandedConnections,
     SourceEndedError,
 )
-from potluck.cluster.trust.credentials import load_pem_chain
-from potluck.cluster.trust.requests import pem_key_digest
+from potluck.cluster.network.trust.credentials import load_pem_chain
+from potluck.cluster.network.trust.requests import pem_key_digest
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from potluck.cluster.child_process import start_child
 from potluck.cluster.invitations.channel import (
     MAX_LINE_BYTES,
     CurrentInvitations,
@@ -22,6 +21,7 @@ from potluck.cluster.invitations.channel import (
     decode_from_server,
     encoded,
 )
+from potluck.host.python_child import start_child
 
 SERVER_MODULE = "potluck.cluster.invitations"
 _log = logging.getLogger(__name__)

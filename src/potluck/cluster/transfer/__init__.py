@@ -13,3 +13,5 @@ agent said), ``demand`` (what is wanted), ``file_table`` (what is here) and ``as
 provides what); ``fetch_order`` decides what is requested next. Each kind of thread uses one
 interface of it: ``lane_work``, or one of the two in ``reading``.
 """
+
+__all__ = ["client", "messages", "peer_frames", "share", "supervisor"]

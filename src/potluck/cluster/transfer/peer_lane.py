@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from potluck.cluster.network.trust.credentials import peer_node_id
+from potluck.cluster.network.trust.handshakes import describe
 from potluck.cluster.transfer.lane_work import LaneWork
 from potluck.cluster.transfer.peer_frames import (
     HEAD,
@@ -28,8 +30,6 @@ from potluck.cluster.transfer.peer_frames import (
 )
 from potluck.cluster.transfer.share import Share, set_bulk_options
 from potluck.cluster.transfer.shared_file import Item, Origin, WrongBytesError
-from potluck.cluster.trust.credentials import peer_node_id
-from potluck.cluster.trust.handshakes import describe
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
 

@@ -9,6 +9,7 @@ import select
 import ssl
 import time
 
+from potluck.cluster.network.trust.handshakes import describe
 from potluck.cluster.transfer.peer_frames import (
     HEAD,
     HELLO,
@@ -25,7 +26,6 @@ from potluck.cluster.transfer.peer_frames import (
 from potluck.cluster.transfer.reading import Serving, UnknownChunkError
 from potluck.cluster.transfer.share import Share
 from potluck.cluster.transfer.shared_file import SharedFile
-from potluck.cluster.trust.handshakes import describe
 from potluck.types.cluster import NodeId
 from potluck.types.content import FileContent
 

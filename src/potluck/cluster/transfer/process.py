@@ -19,6 +19,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from potluck.cluster.network.trust.connection_sources import (
+    ConnectionSource,
+    HandedConnections,
+    SourceEndedError,
+)
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.trust.handshakes import Handshake, Handshakes, describe, refusal_log
+from potluck.cluster.network.trust.removed import RemovedNodes
 from potluck.cluster.transfer.board import Board
 from potluck.cluster.transfer.channel import Channel, ChannelClosedError
 from potluck.cluster.transfer.demand import Reader
@@ -65,14 +73,6 @@ from potluck.cluster.transfer.peer_lane import DialBacks, PeerFailedError, PeerL
 from potluck.cluster.transfer.peer_session import PeerSession
 from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.cluster.transfer.shared_file import Origin, Routes, sha256_of
-from potluck.cluster.trust.connection_sources import (
-    ConnectionSource,
-    HandedConnections,
-    SourceEndedError,
-)
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.trust.handshakes import Handshake, Handshakes, describe, refusal_log
-from potluck.cluster.trust.removed import RemovedNodes
 from potluck.errors import ModelFileError, PotluckError, TransferError
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId

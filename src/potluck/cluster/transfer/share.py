@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from potluck.cluster.edges.options import set_edge_options
-from potluck.cluster.edges.path_figures import path_figures
+from potluck.cluster.network.edges.options import set_edge_options
+from potluck.cluster.network.edges.path_figures import path_figures
 
 SHARE_WHILE_SERVING = 0.25
 LEAST_BYTES_PER_SECOND = 2e6

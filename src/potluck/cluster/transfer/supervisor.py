@@ -16,7 +16,6 @@ from typing import Self, TypeAlias, TypeVar
 import msgspec
 
 from potluck import errors
-from potluck.cluster.child_process import start_child
 from potluck.cluster.transfer.channel import encode
 from potluck.cluster.transfer.messages import (
     AddDigests,
@@ -49,6 +48,7 @@ from potluck.cluster.transfer.messages import (
     TransferSettings,
 )
 from potluck.errors import ModelFileError, PotluckError, TransferError
+from potluck.host.python_child import start_child
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkSource, FileContent, Holdings, Manifest, ReadingOrder
 

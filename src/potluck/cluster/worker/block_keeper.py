@@ -21,7 +21,7 @@ import numpy as np
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.worker.block_store import BlockStore, default_block_folder
-from potluck.loading.load import LoadedStage
+from potluck.engines.loading.load import LoadedStage
 from potluck.types.engine import BlockFormat, LoadableEngine
 from potluck.types.step import HashedBlock, HashedState
 from potluck.version import __version__

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from potluck.cluster.edges.edge import MAX_SLICE_BYTES, IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import Restores, decode_failure, decode_restores, encode_restores
+from potluck.cluster.network.edges.edge import MAX_SLICE_BYTES, IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Frame, FrameKind
+from potluck.cluster.wire.steps import Restores, decode_failure, decode_restores, encode_restores
 from potluck.errors import EdgeError, EngineError
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import NodeId

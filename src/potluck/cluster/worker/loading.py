@@ -21,17 +21,17 @@ from potluck.catalog import (
     read_profile,
 )
 from potluck.catalog.needs import sample_shard
+from potluck.cluster.wire.worker_messages import Load, StageSpec
 from potluck.cluster.worker.block_keeper import KeptBlocks, open_keeper
-from potluck.cluster.worker.messages import Load, StageSpec
+from potluck.engines.loading import PackedCache, Room, StageSize, default_packed_folder
+from potluck.engines.loading.load import LoadedStage
+from potluck.engines.loading.plan import plan_worker
+from potluck.engines.loading.prepare import plan_stages, prepare_stages
 from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import grammar_bytes
 from potluck.grammars.vocabulary import Vocabulary
 from potluck.host.memory import available_memory, held_bytes
-from potluck.loading import PackedCache, Room, StageSize, default_packed_folder
-from potluck.loading.load import LoadedStage
-from potluck.loading.plan import plan_worker
-from potluck.loading.prepare import plan_stages, prepare_stages
 from potluck.models.program import weight_specs
 from potluck.models.shape import model_shape
 from potluck.types.choices import Quantization

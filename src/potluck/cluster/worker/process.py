@@ -19,12 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cluster.edges.address import EdgeAddress
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.trust.connection_sources import HandedConnections
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.transfer.client import TransferClient
-from potluck.cluster.trust.connection_sources import HandedConnections
-from potluck.cluster.trust.credentials import Credentials
-from potluck.cluster.worker.loading import LoadedShare, load_for
-from potluck.cluster.worker.messages import (
+from potluck.cluster.wire.worker_messages import (
     LENGTH,
     Connect,
     Disconnect,
@@ -44,14 +43,15 @@ from potluck.cluster.worker.messages import (
     decode_to_worker,
     encode,
 )
+from potluck.cluster.worker.loading import LoadedShare, load_for
 from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
+from potluck.engines.loading.load import LoadedStage
 from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
 from potluck.host.memory import resident_bytes
-from potluck.loading.load import LoadedStage
 from potluck.scheduling.frame_limits import edge_limits
 from potluck.types.quantities import format_seconds
 from potluck.types.unit import Fault

@@ -14,22 +14,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.connect import connect_end
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.trust.connection_sources import HandedConnections
-from potluck.cluster.trust.credentials import Credentials
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_end
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.network.trust.connection_sources import HandedConnections
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.worker_messages import Connect, Disconnected, EdgePath, Peer, Ready
 from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.group import TURN_BYTES, mesh_limits
-from potluck.cluster.worker.messages import Connect, Disconnected, EdgePath, Peer, Ready
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.cluster.worker.stage_edges import StageEdges, WantedEdges
+from potluck.engines.loading.load import LoadedStage
 from potluck.errors import DefectError, EdgeClosedError, EdgeError, EngineError, PotluckError
 from potluck.grammars.limits import STAGE_STACK_BYTES
 from potluck.grammars.step_masks import StepMasks
-from potluck.loading.load import LoadedStage
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch
 from potluck.types.engine import ExpertUse

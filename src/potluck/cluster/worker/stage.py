@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Frame, FrameKind
-from potluck.cluster.steps import (
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Frame, FrameKind
+from potluck.cluster.wire.steps import (
     Restored,
     Restores,
     StepDecoder,

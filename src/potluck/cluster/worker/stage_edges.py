@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import Hello, Scope
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Hello, Scope
+from potluck.cluster.wire.worker_messages import Connect, Peer
 from potluck.cluster.worker.group import ExchangeTotals, FromLeader, Group, NullEdge
-from potluck.cluster.worker.messages import Connect, Peer
 from potluck.errors import EngineError
 from potluck.types.cluster import NodeId
 from potluck.types.groups import GroupPart

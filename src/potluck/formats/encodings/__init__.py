@@ -7,4 +7,4 @@
 
 from potluck.formats.encodings.encoding import Encoding, read_encoding
 
-__all__ = ["Encoding", "read_encoding"]
+__all__ = ["Encoding", "encoding", "read_encoding", "source"]

@@ -13,5 +13,6 @@ __all__ = [
     "promising_units",
     "replicate",
     "shortest_path",
+    "table",
     "total_rate",
 ]

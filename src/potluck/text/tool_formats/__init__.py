@@ -7,4 +7,4 @@ must match where calls are required or guaranteed. All parsers read from ``strea
 
 from potluck.text.tool_formats.choice import FORMAT_NAMES, choose_output_format
 
-__all__ = ["FORMAT_NAMES", "choose_output_format"]
+__all__ = ["FORMAT_NAMES", "choice", "choose_output_format"]

@@ -22,7 +22,7 @@ def _role() -> str | None:
 
 
 def _install(folder: Path, role: str) -> None:
-    from potluck.cluster.edges.edge import OutgoingEdge
+    from potluck.cluster.network.edges.edge import OutgoingEdge
 
     send = OutgoingEdge.send
 

@@ -25,7 +25,7 @@ from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.background import Background
-from potluck.cluster.calls import StageLost, encode, pack_record, unpack_record
+from potluck.cluster.wire.calls import StageLost, encode, pack_record, unpack_record
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import CallError, ModelNotFoundError
 from potluck.types.cluster import DeploymentId

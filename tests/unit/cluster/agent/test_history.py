@@ -10,8 +10,8 @@ import pytest
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent.history import History
-from potluck.cluster.membership import Membership, MethodTable
-from potluck.cluster.methods import FAREWELL, UNIT_CHANGED
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.wire.methods import FAREWELL, UNIT_CHANGED
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.cluster_events import ClusterEvent, EventKind

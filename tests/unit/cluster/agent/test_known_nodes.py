@@ -12,8 +12,8 @@ from support.cluster.calls import A, B, C
 from support.cluster.node_reports import node_report
 
 from potluck.cluster.agent.known_nodes import KnownNodes, NamesInLog
-from potluck.cluster.calls import encode
-from potluck.cluster.membership import Membership, parse_address
+from potluck.cluster.network.membership import Membership, parse_address
+from potluck.cluster.wire.calls import encode
 from potluck.errors import NodeLostError
 from potluck.host.uname import host_name
 from potluck.types.cluster import NodeId

@@ -18,7 +18,10 @@ from support.processes.waiting import done_within, until
 
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
-from potluck.cluster.calls import (
+from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.network.links.schedule import CAPACITY_SECONDS, LEAST_SECONDS
+from potluck.cluster.network.membership import MethodTable
+from potluck.cluster.wire.calls import (
     CheckLinks,
     LinkAnswer,
     LinkBusy,
@@ -28,9 +31,6 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.edges.path_figures import PathFigures
-from potluck.cluster.links.schedule import CAPACITY_SECONDS, LEAST_SECONDS
-from potluck.cluster.membership import MethodTable
 from potluck.errors import CallError, NodeLostError
 from potluck.types.cluster import NodeId
 

@@ -19,7 +19,7 @@ from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.engines.backends import BACKENDS
 from potluck.host.cores import CoreWatch, UsableCores
 from potluck.types.groups import GroupPart

@@ -12,7 +12,7 @@ from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.agent.weights import NodeWeights
-from potluck.cluster.calls import CheckModel, ModelCheck, NodeSurvey, SurveyNode
+from potluck.cluster.wire.calls import CheckModel, ModelCheck, NodeSurvey, SurveyNode
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import ModelFingerprint
 from potluck.types.node import NodeReport

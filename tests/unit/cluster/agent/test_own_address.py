@@ -10,7 +10,7 @@ import pytest
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent.own_address import OwnAddress, is_own_address
-from potluck.cluster.membership import Address, Membership, parse_address
+from potluck.cluster.network.membership import Address, Membership, parse_address
 from potluck.errors import JoinError
 
 HERE, THERE = parse_address("10.0.0.1:7333"), parse_address("10.0.0.9:7333")

@@ -7,7 +7,7 @@ from support.cluster.calls import A, B, C, a_record
 
 from potluck.cluster.agent import records as module
 from potluck.cluster.agent.records import Promises
-from potluck.cluster.calls import Claim
+from potluck.cluster.wire.calls import Claim
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
 

@@ -18,8 +18,8 @@ from support.processes.waiting import done_within, eventually
 from potluck.cluster.agent import hosted_stage, process_stat
 from potluck.cluster.agent.hosted_stage import check_worker, work_of
 from potluck.cluster.agent.process_stat import is_stopped
-from potluck.cluster.calls import StageCheck
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.calls import StageCheck
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import EngineError
 
 IDLE = Stats(

@@ -19,7 +19,9 @@ from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
-from potluck.cluster.calls import (
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.listener import RoutedConnections
+from potluck.cluster.wire.calls import (
     AbandonStage,
     ConnectStage,
     ReleaseStages,
@@ -28,9 +30,7 @@ from potluck.cluster.calls import (
     StageLost,
     StageScope,
 )
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.edges.listener import RoutedConnections
-from potluck.cluster.worker.messages import (
+from potluck.cluster.wire.worker_messages import (
     Connect,
     Load,
     Loaded,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.trust.authority import derive_authority, issue_credentials
+from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
 from potluck.errors import PotluckError, UsageError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.cluster.calls import A, B, C
 
 from potluck.cluster.agent.takeover import AT_WORK_SECONDS, TURN_SECONDS, Decision, Vacancy
-from potluck.cluster.calls import CoordinatorView, TakeoverReadiness
+from potluck.cluster.wire.calls import CoordinatorView, TakeoverReadiness
 from potluck.types.cluster import NodeId
 
 D = NodeId("d" * 16)

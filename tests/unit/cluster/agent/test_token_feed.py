@@ -12,8 +12,8 @@ from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import sequence_calls as module
 from potluck.cluster.agent.sequence_calls import TokenFeed, _in_parts
-from potluck.cluster.calls import decode, encode
-from potluck.cluster.sequence_messages import Feed, GenerateFailure
+from potluck.cluster.wire.calls import decode, encode
+from potluck.cluster.wire.sequence_messages import Feed, GenerateFailure
 from potluck.errors import CallError, EngineError, OverloadedError
 from potluck.types.sequence import Cancel, CommittedToken, FinishReason, OnUpdate, SequenceUpdate
 from potluck.types.step import SequenceId, TokenLogprob

@@ -16,7 +16,7 @@ from potluck.cluster.agent import unit_monitor as module
 from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.unit_monitor import UnitMonitor
 from potluck.cluster.agent.units import NodeUnit
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
 from potluck.probe.trials.running import Retest, try_backend

@@ -18,7 +18,7 @@ from support.processes.waiting import done_within
 
 from potluck.cluster.agent import worker_process as module
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.worker.messages import (
+from potluck.cluster.wire.worker_messages import (
     Connect,
     Identity,
     Load,

@@ -26,7 +26,7 @@ from potluck.errors import (
 )
 from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.scheduling.limits import SchedulerLimits
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.sequence import (
     NOTHING_COMMITTED,
     Cancel,

@@ -9,8 +9,8 @@ import pytest
 from support.cluster.calls import A, B, C, a_record, changed, stage_on
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import Claim, ClaimAnswer, decode, encode
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim, is_quorum
+from potluck.cluster.wire.calls import Claim, ClaimAnswer, decode, encode
 from potluck.errors import CallError
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord

@@ -16,7 +16,6 @@ from support.cluster.calls import A, B, PlayedMembership, a_plan, a_record, chan
 from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import StageEnds, StageLost
 from potluck.cluster.coordinator import attempt, epoch_end, machine, published_record
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
@@ -26,8 +25,9 @@ from potluck.cluster.coordinator.excluded_units import (
     StageStalledError,
     StageStartError,
 )
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.worker.messages import Progress
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.wire.calls import StageEnds, StageLost
+from potluck.cluster.wire.worker_messages import Progress
 from potluck.engines.backends import cost_of
 from potluck.errors import (
     DefectError,
@@ -40,7 +40,7 @@ from potluck.errors import (
     RefusedRequestError,
 )
 from potluck.placement.planned import PlannedModel
-from potluck.serving.pipeline import OnOutcome, StepOutcome
+from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId

@@ -14,7 +14,6 @@ from support.cluster.calls import A, B, a_record, changed, stage_on
 from support.placement.predictions import prediction
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import StageStats, encode
 from potluck.cluster.coordinator import metrics as module
 from potluck.cluster.coordinator.metrics import (
     loaded_sequences,
@@ -23,7 +22,8 @@ from potluck.cluster.coordinator.metrics import (
     with_stages,
 )
 from potluck.cluster.coordinator.pipeline import SentTotals
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.calls import StageStats, encode
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
 from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed

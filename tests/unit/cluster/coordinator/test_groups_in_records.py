@@ -10,12 +10,12 @@ import pytest
 from support.cluster.calls import A, B, C, PlayedMembership, a_record, stage_on
 from support.models.configs import make_config
 
-from potluck.cluster.calls import ConnectStage, decode
 from potluck.cluster.coordinator import starting
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.starting import connect_stages, stage_spec
-from potluck.cluster.edges.address import EdgeAddress
-from potluck.cluster.worker.messages import Connect, Peer
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.wire.calls import ConnectStage, decode
+from potluck.cluster.wire.worker_messages import Connect, Peer
 from potluck.placement.planned import limits_of, size_of
 from potluck.types.deployment import DeploymentRecord, StageRecord
 from potluck.types.groups import GroupPart

@@ -12,7 +12,7 @@ from support.cluster.edges import LIMITS, RECEIVER, SENDER, credentials
 from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
-from potluck.cluster.edges.address import EdgeAddress
+from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.errors import EdgeError, EngineError
 from potluck.types.cluster import DeploymentId, Epoch
 

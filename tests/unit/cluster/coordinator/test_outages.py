@@ -10,8 +10,8 @@ from support.cluster.calls import A, B, C, PlayedMembership, stage_on
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import encode
 from potluck.cluster.coordinator.epoch_end import units_out
+from potluck.cluster.wire.calls import encode
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.types.unit import Role

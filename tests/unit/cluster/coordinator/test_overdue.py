@@ -12,7 +12,6 @@ import pytest
 from support.cluster.calls import A, B, PlayedMembership, a_record, stage_on
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import AbandonStage, StageCheck, StageChecks, decode, encode
 from potluck.cluster.coordinator import overdue as module
 from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.overdue import (
@@ -24,6 +23,7 @@ from potluck.cluster.coordinator.overdue import (
     Verdict,
 )
 from potluck.cluster.coordinator.pipeline import OverdueStep
+from potluck.cluster.wire.calls import AbandonStage, StageCheck, StageChecks, decode, encode
 from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import NodeId
 from potluck.types.step import StepId

@@ -16,7 +16,7 @@ from support.virtual_time.run import run_in_virtual_time
 from potluck.cluster.coordinator import rebalancing
 from potluck.cluster.coordinator.metrics import have_changed, paces_of
 from potluck.cluster.coordinator.rebalancing import Rebalancing
-from potluck.cluster.worker.messages import Stats
+from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import EngineError
 from potluck.placement.rebalancing import (
     LOAD_BYTES_PER_SECOND,

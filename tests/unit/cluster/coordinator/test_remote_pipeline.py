@@ -17,14 +17,14 @@ from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.coordinator import pipeline as module
 from potluck.cluster.coordinator.pipeline import OverdueStep, RemotePipeline
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import (
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import (
     PREAMBLE_BYTES,
     FrameKind,
     encode_preamble_into,
     encode_scope,
 )
-from potluck.cluster.steps import (
+from potluck.cluster.wire.steps import (
     Restored,
     Restores,
     decode_restores,
@@ -33,7 +33,7 @@ from potluck.cluster.steps import (
     encode_sampled,
 )
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
-from potluck.serving.pipeline import StepOutcome
+from potluck.scheduling.pipeline import StepOutcome
 from potluck.types.step import (
     HashedBlock,
     SampledToken,

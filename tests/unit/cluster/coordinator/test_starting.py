@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from potluck.cluster.coordinator.starting import _together
-from potluck.cluster.worker.messages import Progress
+from potluck.cluster.wire.worker_messages import Progress
 from potluck.types.cluster import NodeId
 from potluck.types.content import Transfer
 

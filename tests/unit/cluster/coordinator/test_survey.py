@@ -10,9 +10,9 @@ import pytest
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import NodeSurvey, SurveyNode, encode
 from potluck.cluster.coordinator.survey import _ask_all, _ask_survey, gather_reports
-from potluck.cluster.membership import Membership
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import NodeSurvey, SurveyNode, encode
 from potluck.types.cluster import NodeId
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.types.speed import NodeSpeeds

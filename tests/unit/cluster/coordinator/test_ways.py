@@ -7,16 +7,16 @@ from typing import cast
 import pytest
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import CheckLinks, Unreachable, decode, encode
 from potluck.cluster.coordinator.ways import (
     ANY_WAY,
     Reachability,
     checked_reachability,
     known_reachability,
 )
-from potluck.cluster.edges.frames import Scope
-from potluck.cluster.membership import Membership
-from potluck.cluster.worker.messages import Connect, Peer
+from potluck.cluster.network.edges.frames import Scope
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import CheckLinks, Unreachable, decode, encode
+from potluck.cluster.wire.worker_messages import Connect, Peer
 from potluck.cluster.worker.stage_edges import WantedEdges
 from potluck.errors import CallError, EdgeError
 from potluck.placement.links import link_table

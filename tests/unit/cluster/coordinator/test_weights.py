@@ -14,7 +14,11 @@ from support.cluster.calls import a_record, changed, stage_on
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.calls import (
+from potluck.cluster.coordinator.survey import _nodes_with_model
+from potluck.cluster.coordinator.upkeep import holders_in_order, verify_files
+from potluck.cluster.coordinator.weights import StageNeeds, gather_transfers, prepare_weights
+from potluck.cluster.network.membership import Membership
+from potluck.cluster.wire.calls import (
     AskHoldings,
     ChunkDigests,
     DiscardFile,
@@ -27,10 +31,6 @@ from potluck.cluster.calls import (
     decode,
     encode,
 )
-from potluck.cluster.coordinator.survey import _nodes_with_model
-from potluck.cluster.coordinator.upkeep import holders_in_order, verify_files
-from potluck.cluster.coordinator.weights import StageNeeds, gather_transfers, prepare_weights
-from potluck.cluster.membership import Membership
 from potluck.errors import CallError, EngineError, ModelFileError
 from potluck.kernels import Sha256State
 from potluck.placement.links import LinkTable

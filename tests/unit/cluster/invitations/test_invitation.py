@@ -12,7 +12,7 @@ from potluck.cluster.invitations.invitation import (
     parse_invitation,
     token_digest,
 )
-from potluck.cluster.membership import Address
+from potluck.cluster.network.membership import Address
 from potluck.errors import ParameterError
 
 TOKEN = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

@@ -25,8 +25,8 @@ from potluck.cluster.invitations.issuing import (
 )
 from potluck.cluster.invitations.joining import join
 from potluck.cluster.invitations.ledger import Ledger
-from potluck.cluster.membership import Address
-from potluck.cluster.trust.requests import new_request, pem_key_digest, requested_key
+from potluck.cluster.network.membership import Address
+from potluck.cluster.network.trust.requests import new_request, pem_key_digest, requested_key
 from potluck.errors import JoinError, ParameterError
 from potluck.types.cluster import WIRE_VERSION
 

@@ -24,10 +24,10 @@ from support.cluster.transfers import (
 )
 from support.processes.waiting import until
 
+from potluck.cluster.network.trust.connection_sources import connection_channel, hand_over
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
-from potluck.cluster.trust.connection_sources import connection_channel, hand_over
 from potluck.errors import ModelFileError, ModelNotFoundError, TransferError
 from potluck.kernels import Sha256State
 from potluck.types.cluster import NodeId

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from support.cluster.edges import edge
 
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind
-from potluck.cluster.steps import (
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import FrameKind
+from potluck.cluster.wire.steps import (
     Restored,
     Restores,
     StepEncoder,

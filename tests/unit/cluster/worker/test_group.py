@@ -13,9 +13,9 @@ import pytest
 from support.engines.group_edges import at_once, frame, mesh, node, tcp_pair
 from support.processes.waiting import done_within
 
-from potluck.cluster.edges.edge import MAX_SLICE_BYTES
-from potluck.cluster.edges.frames import FrameKind
-from potluck.cluster.steps import Restores, decode_restores, encode_failure, encode_restores
+from potluck.cluster.network.edges.edge import MAX_SLICE_BYTES
+from potluck.cluster.network.edges.frames import FrameKind
+from potluck.cluster.wire.steps import Restores, decode_restores, encode_failure, encode_restores
 from potluck.cluster.worker.group import Group, Spinner
 from potluck.errors import EdgeClosedError, EdgeError, EngineError
 from potluck.types.step import HashedBlock, StepId

@@ -12,11 +12,11 @@ import pytest
 from support.cluster.edges import LIMITS, SENDER, credentials
 from support.engines.group_edges import node
 
-from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.steps import (
+from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.wire.steps import (
     Restores,
     StepEncoder,
     decode_failure,
@@ -25,7 +25,7 @@ from potluck.cluster.steps import (
     encode_failure,
     encode_restores,
 )
-from potluck.cluster.worker.messages import Connect, Disconnected, Peer, Ready
+from potluck.cluster.wire.worker_messages import Connect, Disconnected, Peer, Ready
 from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.errors import EdgeError, EngineError
 from potluck.grammars.step_masks import StepMasks

@@ -15,13 +15,13 @@ import pytest
 from support.cluster.edges import LIMITS, RECEIVER, SENDER, credentials
 from support.processes.waiting import eventually
 
-from potluck.cluster.edges.connect import connect_edge
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import FrameKind, Hello, Scope
-from potluck.cluster.edges.listener import EdgeListener
-from potluck.cluster.steps import StepEncoder
+from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
+from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.wire.steps import StepEncoder
+from potluck.cluster.wire.worker_messages import Connect, Disconnected, Peer, Ready
 from potluck.cluster.worker import serving as module
-from potluck.cluster.worker.messages import Connect, Disconnected, Peer, Ready
 from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.errors import DefectError, EdgeError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks

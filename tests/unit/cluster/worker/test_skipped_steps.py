@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from support.cluster.edges import HELLO, bare_edge, edge
 from support.processes.waiting import eventually
 
-from potluck.cluster.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.edges.frames import (
+from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import (
     PREAMBLE_BYTES,
     Frame,
     FrameKind,
     encode_preamble_into,
     encode_scope,
 )
-from potluck.cluster.steps import StepDecoder, StepEncoder, decode_failure, decode_sampled
+from potluck.cluster.wire.steps import StepDecoder, StepEncoder, decode_failure, decode_sampled
 from potluck.cluster.worker import stage as module
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, EngineError

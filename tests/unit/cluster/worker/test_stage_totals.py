@@ -9,8 +9,8 @@ from typing import Any, cast
 from support.cluster.edges import edge
 from support.processes.waiting import eventually
 
-from potluck.cluster.edges.frames import FrameKind
-from potluck.cluster.steps import StepEncoder
+from potluck.cluster.network.edges.frames import FrameKind
+from potluck.cluster.wire.steps import StepEncoder
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, EngineError
 from potluck.grammars.step_masks import StepMasks

@@ -17,7 +17,7 @@ NOT_NEEDED = (
     "potluck.api",
     "potluck.cluster.agent",
     "potluck.cluster.coordinator",
-    "potluck.cluster.membership",
+    "potluck.cluster.network.membership",
     "potluck.placement.solver",
     "potluck.scheduling.scheduler",
     "potluck.text",

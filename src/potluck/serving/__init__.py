@@ -1,1 +1,0 @@
-"""Connect a scheduler to a pipeline of stages, wherever the stages are."""
