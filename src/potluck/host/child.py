@@ -395,7 +395,7 @@ def _with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
 
     A folder of installed packages must not be added, as it would precede the standard library.
     """
-    folder = str(Path(__file__).resolve().parents[3])
+    folder = str(Path(__file__).resolve().parents[2])
     result = child_environment(environment)
     if folder not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         given = result.get("PYTHONPATH")

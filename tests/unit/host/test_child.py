@@ -25,7 +25,7 @@ from potluck.host.child import (
     run_child,
 )
 
-TESTS = Path(__file__).parents[3]
+TESTS = Path(__file__).parents[2]
 CHILD = "support.machines.strange_child"
 _SLEEPER = b"# of a strange child"
 MIB = 1 << 20

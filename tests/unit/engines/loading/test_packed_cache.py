@@ -238,7 +238,7 @@ def start(folder: Path, number: int, seconds: float) -> subprocess.Popen[bytes]:
     script = SLOW.format(tests=str(Path(__file__).parent))
     return subprocess.Popen(
         [sys.executable, "-c", script, str(folder), str(number), str(seconds)],
-        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
+        env=environment(PYTHONPATH=str(Path(__file__).parents[3])),
     )
 
 

@@ -48,7 +48,8 @@ SendLine = Callable[[dict[str, Any]], None]
 _MODULES = (
     "__init__",
     "errors",
-    "uname",
+    "host/__init__",
+    "host/uname",
     "version",
     *(
         f"portability/{name}"
