@@ -22,7 +22,7 @@ import numpy as np
 from circumstances import circumstances
 from random_weights import SEED, random_tensor
 
-from potluck.engines.tinygrad.environment import tinygrad_environment
+from potluck.engines.tinygrad_environment import tinygrad_environment
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 SCHEMA = "potluck.benchmark.gpu_launches/1"

@@ -73,7 +73,7 @@ def test_without_clang_the_cpu_backend_says_so(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written(backend: str, address: str, tmp_path: Path) -> None:
     """Nobody can write to /proc, root included. PoCL itself needs a folder of its own."""
     code = f"""
-from potluck.engines.tinygrad.environment import tinygrad_environment
+from potluck.engines.tinygrad_environment import tinygrad_environment
 from potluck.types.hardware import Interface
 import os, sys
 interface = Interface(api="opencl", address={address!r}) if {address!r} else None

@@ -26,7 +26,7 @@ from potluck.local.check_document import CheckDocument
 from potluck.portability.hosts.document import HostDocument
 from potluck.types.deployment import Deploy
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
-from potluck.types.documents.base import Document
+from potluck.types.document import Document
 from potluck.types.documents.cluster import ClusterDocument, DeployDocument
 from potluck.types.documents.nodes import InvitationsDocument, InviteDocument, NodesDocument
 from potluck.types.documents.plan import PlanDocument, RebalanceDocument

@@ -17,16 +17,11 @@ from potluck.catalog.description import (
     open_vocabulary,
     open_weights,
 )
+from potluck.catalog.fingerprint import listed_contents, make_manifest, manifest_names
 from potluck.catalog.hub import FetchedFile
 from potluck.catalog.locate import ModelFiles, locate_on_disk, looks_like_path
 from potluck.catalog.manifest_view import ContentFile, ContentOpener, ManifestView
-from potluck.catalog.manifests import (
-    check_manifest,
-    listed_contents,
-    make_manifest,
-    manifest_digest,
-    manifest_names,
-)
+from potluck.catalog.manifests import check_manifest, manifest_digest
 from potluck.catalog.profile import read_profile
 
 __all__ = [

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potluck.catalog.file_names import CONFIG_FILES
 from potluck.catalog.hub import (
     FetchedFile,
     OnFetch,
@@ -21,7 +22,7 @@ from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.hub_client import files_or_heads
 from potluck.catalog.locate import HubModel, ModelFiles, files_on_hub, locate_model, parse_hub_id
 from potluck.catalog.manifest_view import ManifestView
-from potluck.catalog.manifests import CONFIG_FILES, weights_file
+from potluck.catalog.manifests import weights_file
 from potluck.catalog.sampling_defaults import (
     MAX_JSON_BYTES,
     gguf_sampling_defaults,

@@ -1,28 +1,34 @@
-"""Digests with which nodes check whether their copies of a model are the same.
+"""Identify a model: by a digest of samples of its files, or by a manifest of whole files.
+
+Nodes check by digests whether their own copies of a model are the same.
 
 Weights are sampled in blocks of 4 KiB, at offsets derived from a tensor's name and size, so that
 every node reads the same blocks regardless of how tensors are distributed over files. Another
 training, conversion or quantization changes nearly every block. Sampling can miss changes of parts
 that no block covers, such as one edited row of an embedding.
 
-For tokenization and sampling, all relevant bytes are included.
+For tokenization and sampling, all relevant bytes are included. A manifest has the SHA-256 of every
+file instead, so nodes that have no copy can fetch one from anywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
+from potluck.catalog.file_names import OTHER_TOKENIZERS, SMALL_FILES, TEXT_FILES
+from potluck.catalog.hub import weight_files
 from potluck.catalog.locate import ModelFiles
-from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError
 from potluck.formats.files import FileStamp, ReadOnlyFile
-from potluck.formats.gguf import open_gguf
+from potluck.formats.gguf import gguf_parts, open_gguf
+from potluck.formats.safetensors import INDEX_FILE, read_index, weights_name
 from potluck.formats.source import FileTensor, FileTensorSource
 from potluck.models.names import FileKind
+from potluck.types.content import FileContent, HubOrigin, Manifest, ManifestFile
 
 BLOCK_BYTES = 4096
 """The smallest unit that disks read."""
@@ -34,26 +40,6 @@ TARGET_BLOCKS = 512
 MAX_BLOCKS = 4096
 """The maximum number of blocks, one per tensor, which is 16 MiB. If there are more tensors
 (Qwen3-235B has 36,945), only as many as there are blocks are sampled."""
-
-TEXT_FILES = (
-    "added_tokens.json",
-    "additional_chat_templates/tool_use.jinja",
-    "chat_template.jinja",
-    "chat_template.json",
-    "config.json",
-    "generation_config.json",
-    "merges.txt",
-    "processor_config.json",
-    "special_tokens_map.json",
-    "tekken.json",
-    "tiktoken.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    *VECTOR_FILES,
-)
-"""Files of a directory in Hugging Face layout; the absence of a file is included too."""
 
 _TEXT_KEYS = ("tokenizer.", "general.sampling.")
 """Prefixes of keys in a GGUF file's metadata."""
@@ -185,3 +171,69 @@ def _gguf_text(path: Path) -> Iterator[tuple[str, bytes]]:
                     digest.update(piece)
                 yield key, digest.digest()
         source.check_unchanged()
+
+
+def manifest_names(files: ModelFiles) -> dict[str, Path]:
+    """Return the paths of a model's files by their names in its manifest.
+
+    The files of a model on the hub need not exist yet. Raise the ``ModelFileError`` and
+    ``ModelNotFoundError`` of opening the model.
+    """
+    if files.view is not None:
+        return {file.name: files.view.directory / file.name for file in files.view.manifest.files}
+    if files.kind is FileKind.GGUF:
+        first = files.path.name
+        parent = files.path.parent
+        if files.snapshot is not None:
+            parent = files.snapshot.directory
+            first = files.path.relative_to(parent).as_posix()
+        return {name: parent / name for name in gguf_parts(first)}
+    directory, snapshot = files.path, files.snapshot
+    if snapshot is None:
+        names = [name for name in SMALL_FILES if (directory / name).is_file()]
+        weights = _weights_in(directory)
+    else:
+        names = [name for name in SMALL_FILES if name in snapshot.files]
+        weights = weight_files(snapshot)
+    if "tokenizer.json" in names:
+        names = [name for name in names if name not in OTHER_TOKENIZERS]
+    return {name: directory / name for name in [*names, *weights]}
+
+
+def make_manifest(files: ModelFiles, contents: Mapping[str, FileContent]) -> Manifest:
+    """Return the manifest of a model; ``contents`` has an entry for all of ``manifest_names``."""
+    if files.view is not None:
+        return files.view.manifest
+    snapshot = files.snapshot
+    names = list(manifest_names(files))
+    return Manifest(
+        kind=files.kind.value,
+        files=tuple(ManifestFile(name=name, content=contents[name]) for name in sorted(names)),
+        main=names[0] if files.kind is FileKind.GGUF else "",
+        hub=None
+        if snapshot is None
+        else HubOrigin(repo_id=snapshot.repo_id, commit=snapshot.commit),
+    )
+
+
+def listed_contents(files: ModelFiles) -> dict[str, FileContent | None]:
+    """Return the content of each of ``manifest_names`` according to the hub's listing.
+
+    It is None if the listing does not have the SHA-256 and the size of a file, which must then be
+    downloaded whole, and for all files of a model that is not from the hub.
+    """
+    snapshot = files.snapshot
+    found: dict[str, FileContent | None] = dict.fromkeys(manifest_names(files))
+    if snapshot is not None:
+        for name in found:
+            listed = snapshot.files.get(name)
+            if listed is not None and listed.sha256 is not None and listed.size is not None:
+                found[name] = FileContent(sha256=listed.sha256, num_bytes=listed.size)
+    return found
+
+
+def _weights_in(directory: Path) -> list[str]:
+    name = weights_name([each.name for each in directory.iterdir()])
+    if name == INDEX_FILE:
+        return sorted(set(read_index(directory / INDEX_FILE).values()))
+    return [] if name is None else [name]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from potluck.catalog.file_names import ADAPTER_CONFIG, CONFIG, HUB_FILES, OTHER_TOKENIZERS
 from potluck.catalog.hub_cache import (
     COMMIT,
     MAIN,
@@ -29,14 +30,11 @@ from potluck.catalog.hub_client import (
 )
 from potluck.catalog.hub_fetch import fetch_file, kept_bytes
 from potluck.catalog.locate import (
-    ADAPTER_CONFIG,
-    CONFIG,
     HubModel,
     adapted_model,
     explained,
     listing_of,
 )
-from potluck.catalog.vectors import VECTOR_FILES
 from potluck.errors import ModelFileError
 from potluck.formats.safetensors import (
     INDEX_FILE,
@@ -46,25 +44,6 @@ from potluck.formats.safetensors import (
 )
 from potluck.host.cache_folder import hub_cache_folder
 from potluck.types.quantities import format_bytes
-
-_SMALL_FILES = (
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "processor_config.json",
-    "additional_chat_templates/tool_use.jinja",
-    *VECTOR_FILES,
-    INDEX_FILE,
-)
-OTHER_TOKENIZERS = ("tekken.json", "tiktoken.model", "tokenizer.model")
-"""The files of models without a tokenizer.json; with one, they have the same vocabulary again."""
 
 OnFetch = Callable[[int, int], None]
 """Called with the bytes on this disk and the total bytes of the requested files."""
@@ -125,7 +104,7 @@ def fetch_small_files(
             raise problem
     config = fetch_files(snapshot, [CONFIG])
     check_config(snapshot.directory)
-    names: tuple[str, ...] = _SMALL_FILES
+    names: tuple[str, ...] = HUB_FILES
     if "tokenizer.json" not in snapshot.files:
         names += OTHER_TOKENIZERS
     others = fetch_files(

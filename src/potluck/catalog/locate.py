@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from potluck.catalog.file_names import ADAPTER_CONFIG, CONFIG
 from potluck.catalog.hub_cache import Snapshot
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
 from potluck.formats.gguf import PART_NAME, gguf_parts, is_gguf
@@ -41,9 +42,6 @@ _ANY_TAG = "latest"
 
 _MAX_ADAPTER_BYTES = 2**20
 
-
-CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
 
 _NO_MODEL = re.compile(r"mmproj|(^|[-._])imatrix([-._]|$)", re.IGNORECASE)
 _MIXTURE = re.compile(r"(^|[-._/])UD-$", re.IGNORECASE)

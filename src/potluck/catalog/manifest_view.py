@@ -19,7 +19,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO, Protocol
 
-from potluck.catalog.manifests import SMALL_FILES, check_manifest, manifest_digest
+from potluck.catalog.file_names import SMALL_FILES
+from potluck.catalog.manifests import check_manifest, manifest_digest
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
 from potluck.formats.files import ReadableFile, ReadOnlyFile
 from potluck.formats.gguf import is_gguf

@@ -1,4 +1,4 @@
-"""Validate manifests, and create the manifest of a model.
+"""Validate manifests.
 
 A manifest, with its names and sizes, may come from another node. ``check_manifest`` rejects invalid
 ones before anything is opened or created from them. The contents of files are checked when they are
@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import msgspec
 
-from potluck.catalog.fingerprint import TEXT_FILES
-from potluck.catalog.hub import OTHER_TOKENIZERS, weight_files
-from potluck.catalog.locate import ModelFiles
-from potluck.catalog.vectors import VECTOR_FILES
+from potluck.catalog.file_names import SMALL_FILES
 from potluck.errors import ModelFileError
-from potluck.formats.gguf import gguf_parts, is_gguf
-from potluck.formats.safetensors import INDEX_FILE, missing_weights, read_index, weights_name
+from potluck.formats.gguf import is_gguf
+from potluck.formats.safetensors import missing_weights, weights_name
 from potluck.models.names import FileKind
-from potluck.types.content import FileContent, HubOrigin, Manifest, ManifestFile
+from potluck.types.content import Manifest
 
 MAX_FILES = 1024
 """The maximum number of files of a manifest. Kimi K2 has 61 weight files, and Llama 3.1 405B 191. A
@@ -32,12 +28,6 @@ MAX_NAME_BYTES = 255
 
 MAX_FILE_BYTES = 2**44
 """Sixteen times the size of the largest published model."""
-
-CONFIG_FILES = ("config.json", "generation_config.json", *VECTOR_FILES, INDEX_FILE)
-"""The small files of a directory that describe the model."""
-
-SMALL_FILES = tuple(sorted({*CONFIG_FILES, *TEXT_FILES}))
-"""All files that are read whole; the weights are in ``*.safetensors``."""
 
 MAX_SMALL_BYTES = 2**28
 """The maximum size of such a file. The largest known tokenizer has 35 MB, and index 15 MB."""
@@ -124,72 +114,6 @@ def weights_file(manifest: Manifest) -> str:
     if name is None:
         raise missing_weights("the model", names)
     return name
-
-
-def manifest_names(files: ModelFiles) -> dict[str, Path]:
-    """Return the paths of a model's files by their names in its manifest.
-
-    The files of a model on the hub need not exist yet. Raise the ``ModelFileError`` and
-    ``ModelNotFoundError`` of opening the model.
-    """
-    if files.view is not None:
-        return {file.name: files.view.directory / file.name for file in files.view.manifest.files}
-    if files.kind is FileKind.GGUF:
-        first = files.path.name
-        parent = files.path.parent
-        if files.snapshot is not None:
-            parent = files.snapshot.directory
-            first = files.path.relative_to(parent).as_posix()
-        return {name: parent / name for name in gguf_parts(first)}
-    directory, snapshot = files.path, files.snapshot
-    if snapshot is None:
-        names = [name for name in SMALL_FILES if (directory / name).is_file()]
-        weights = _weights_in(directory)
-    else:
-        names = [name for name in SMALL_FILES if name in snapshot.files]
-        weights = weight_files(snapshot)
-    if "tokenizer.json" in names:
-        names = [name for name in names if name not in OTHER_TOKENIZERS]
-    return {name: directory / name for name in [*names, *weights]}
-
-
-def make_manifest(files: ModelFiles, contents: Mapping[str, FileContent]) -> Manifest:
-    """Return the manifest of a model; ``contents`` has an entry for all of ``manifest_names``."""
-    if files.view is not None:
-        return files.view.manifest
-    snapshot = files.snapshot
-    names = list(manifest_names(files))
-    return Manifest(
-        kind=files.kind.value,
-        files=tuple(ManifestFile(name=name, content=contents[name]) for name in sorted(names)),
-        main=names[0] if files.kind is FileKind.GGUF else "",
-        hub=None
-        if snapshot is None
-        else HubOrigin(repo_id=snapshot.repo_id, commit=snapshot.commit),
-    )
-
-
-def listed_contents(files: ModelFiles) -> dict[str, FileContent | None]:
-    """Return the content of each of ``manifest_names`` according to the hub's listing.
-
-    It is None if the listing does not have the SHA-256 and the size of a file, which must then be
-    downloaded whole, and for all files of a model that is not from the hub.
-    """
-    snapshot = files.snapshot
-    found: dict[str, FileContent | None] = dict.fromkeys(manifest_names(files))
-    if snapshot is not None:
-        for name in found:
-            listed = snapshot.files.get(name)
-            if listed is not None and listed.sha256 is not None and listed.size is not None:
-                found[name] = FileContent(sha256=listed.sha256, num_bytes=listed.size)
-    return found
-
-
-def _weights_in(directory: Path) -> list[str]:
-    name = weights_name([each.name for each in directory.iterdir()])
-    if name == INDEX_FILE:
-        return sorted(set(read_index(directory / INDEX_FILE).values()))
-    return [] if name is None else [name]
 
 
 def _name_problem(name: str) -> str:

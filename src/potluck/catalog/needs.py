@@ -14,9 +14,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from potluck.catalog.description import ModelDescription, canonical_source, open_headers
+from potluck.catalog.file_names import CONFIG_FILES, SMALL_FILES
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.manifest_view import ContentFile, Needs
-from potluck.catalog.manifests import CONFIG_FILES, SMALL_FILES
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.files import ByteFile
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from potluck.catalog.file_names import MODULES
 from potluck.errors import ModelFileError
 from potluck.formats.json_reader import read_document, read_json
 from potluck.models.fields import MAX_VOCAB, Fields, unsupported
@@ -18,12 +19,8 @@ from potluck.models.registry import with_labels
 from potluck.types.model import EmbeddingConfig, ModelConfig, RerankConfig
 from potluck.types.step import Pooling
 
-_MODULES = "modules.json"
-VECTOR_FILES = (_MODULES, "1_Pooling/config.json", "1_LogitScore/config.json")
-"""Small files of a directory that are read here."""
-
 _MAX_JSON_BYTES = 2**16
-_MAX_MODULES = 16
+_MAXMODULES = 16
 
 _POOLINGS: Mapping[str, Pooling] = {
     "cls": Pooling.CLS,
@@ -155,12 +152,12 @@ def _positive_label(labels: object, num_labels: int) -> int:
 
 def _read_modules(directory: Path) -> list[_Module]:
     """Return the modules after the transformer, which is the first one."""
-    path = directory / _MODULES
+    path = directory / MODULES
     if not path.is_file():
         return []
     listed = read_json(path, _MAX_JSON_BYTES)
-    if not isinstance(listed, list) or len(listed) > _MAX_MODULES:
-        raise ModelFileError(str(path), f"not a list of at most {_MAX_MODULES} modules")
+    if not isinstance(listed, list) or len(listed) > _MAXMODULES:
+        raise ModelFileError(str(path), f"not a list of at most {_MAXMODULES} modules")
     modules = [_read_module(path, entry) for entry in listed]
     if not modules or modules[0].kind != "Transformer":
         raise ModelFileError(str(path), "its first module must be a Transformer")

@@ -22,7 +22,7 @@ from potluck.local import Model
 from potluck.local.bounds import Bounds, OpDocument, PerRun, PhaseDocument
 from potluck.local.measuring import DRAFTS_PER_STEP, SAMPLED, Run, Workload
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
-from potluck.types.documents.base import Count, Document, PositiveCount, document_of
+from potluck.types.document import Count, Document, PositiveCount, document_of
 from potluck.types.quantities import format_bytes, format_count, format_rate
 
 _LEAST_SHARE = 0.001

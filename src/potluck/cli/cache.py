@@ -20,7 +20,7 @@ from potluck.store.content_store import (
     default_limit_bytes,
     default_store_folder,
 )
-from potluck.types.documents.base import Count, Document, Sha256Text, document_of
+from potluck.types.document import Count, Document, Sha256Text, document_of
 from potluck.types.quantities import format_bytes
 
 _SHORT_HASH = 12

@@ -11,7 +11,7 @@ import msgspec
 from potluck.cli.options import JsonOption, StateOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.cli.placing import result_of
-from potluck.types.documents.base import Document
+from potluck.types.document import Document
 
 
 class DashboardDocument(Document, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from potluck.cli.options import (
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
 from potluck.probe.doctor.case import Finding, Severity
-from potluck.types.documents.base import Document
+from potluck.types.document import Document
 from potluck.types.node_names import NodeNames
 
 if TYPE_CHECKING:

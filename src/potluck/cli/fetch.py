@@ -10,7 +10,7 @@ import typer
 
 from potluck.cli.options import JsonOption
 from potluck.cli.output import emit_json, note
-from potluck.types.documents.base import Count, Document, document_of
+from potluck.types.document import Count, Document, document_of
 from potluck.types.quantities import format_bytes, format_count
 
 if TYPE_CHECKING:

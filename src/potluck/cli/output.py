@@ -16,7 +16,7 @@ from potluck.types.choices import OFF
 if TYPE_CHECKING:
     from potluck.local import LoadPlan, LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
-    from potluck.types.documents.base import Document
+    from potluck.types.document import Document
 
 
 def note(text: str) -> None:

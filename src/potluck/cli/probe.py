@@ -29,7 +29,7 @@ from potluck.cli.output import emit_json
 from potluck.cli.tables import not_tested_reason, table
 from potluck.probe.choose import choose_units
 from potluck.types.backend import DeviceKind
-from potluck.types.documents.base import Document, document_of
+from potluck.types.document import Document, document_of
 from potluck.types.hardware import (
     CpuFacts,
     DetectorReport,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from potluck.types.documents.base import Amount, Count, Document, document_of
+from potluck.types.document import Amount, Count, Document, document_of
 from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.quantities import format_bytes, format_count, format_seconds
 from potluck.types.sampling import default_sampling

@@ -16,7 +16,7 @@ from potluck.cli.options import JsonOption, state_directory
 from potluck.cli.output import emit_json, note
 from potluck.errors import PotluckError, UsageError
 from potluck.host.child_environment import SECRET_VARIABLE
-from potluck.types.documents.base import Document, document_of
+from potluck.types.document import Document, document_of
 
 _START_SECONDS = 3.0
 """In which a node that cannot start has ended: wrong options, a port that is taken."""

@@ -15,7 +15,7 @@ from potluck.portability.checks.report import HostReport, WheelReport
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
 from potluck.portability.linking.promises import Minimum, Promise
-from potluck.types.documents.base import Document, document_of
+from potluck.types.document import Document, document_of
 from potluck.types.quantities import format_count, format_few
 
 

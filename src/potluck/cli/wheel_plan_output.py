@@ -14,7 +14,7 @@ from potluck.portability.planning.judge import LostFeature
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import Target
-from potluck.types.documents.base import Document, document_of
+from potluck.types.document import Document, document_of
 from potluck.types.quantities import format_few
 
 _SHOWN_HOSTS = 3

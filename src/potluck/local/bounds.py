@@ -13,7 +13,7 @@ from potluck.engines.native.products import Operands
 from potluck.engines.native.roofline import Limits, Roofline
 from potluck.engines.native.step_work import Work, work_of
 from potluck.local.measuring import PhaseRun
-from potluck.types.documents.base import Document, PositiveAmount
+from potluck.types.document import Document, PositiveAmount
 
 OUTSIDE = "outside the core"
 """An entry among the ops: passing steps on, and the overhead of Python."""

@@ -48,7 +48,7 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import MAX_STEP_TOKENS
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.types.choices import Quantization
-from potluck.types.documents.base import document_of
+from potluck.types.document import document_of
 from potluck.types.memory import MemoryLimit
 from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile

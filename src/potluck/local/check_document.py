@@ -8,7 +8,7 @@ from typing import Literal
 
 from potluck.models.names import FileKind
 from potluck.types.choices import Quantization
-from potluck.types.documents.base import Count, Document, PositiveCount
+from potluck.types.document import Count, Document, PositiveCount
 
 
 class Part(enum.Enum):

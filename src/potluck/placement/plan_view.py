@@ -17,7 +17,7 @@ from potluck.placement.views import (
 )
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
-from potluck.types.documents.base import document_of
+from potluck.types.document import document_of
 from potluck.types.documents.plan import (
     AlternativeDocument,
     AlternativeStage,

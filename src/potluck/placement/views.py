@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from potluck.types.deployment import DeploymentRecord, MoveOutcome, RebalanceReport, StageRecord
-from potluck.types.documents.base import document_of
+from potluck.types.document import document_of
 from potluck.types.documents.plan import (
     BetterPlan,
     MoveDocument,

@@ -38,7 +38,7 @@ class Detector:
     ``find`` only reads files, which is fast, and loads no vendor library. ``queries`` depend on the
     devices that it found; they run concurrently and are merged in order. If ``is_joined`` is set,
     the devices may be the same as those of other detectors, and are matched with them when all
-    detectors are done (``probe.gpus.opencl_match``).
+    detectors are done (``probe.detectors.opencl_match``).
     """
 
     name: str

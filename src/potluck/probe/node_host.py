@@ -13,9 +13,8 @@ import msgspec
 
 from potluck.host.child import ChildFailure, run_child
 from potluck.portability.hosts.host import Host, HostGpu
-from potluck.probe.detectors.nvidia_device import MAKE as NVIDIA
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import Device, ProbeReport
+from potluck.types.hardware import NVIDIA, Device, ProbeReport
 
 _MODULE = "potluck.probe.children.host"
 _SECONDS = 20.0

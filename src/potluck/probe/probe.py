@@ -29,8 +29,8 @@ from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 from potluck.probe.detectors.cpu import cpu_facts
+from potluck.probe.detectors.opencl_match import match_opencl
 from potluck.probe.discovery import DeviceDiscovery, with_problem
-from potluck.probe.gpus.opencl_match import match_opencl
 from potluck.probe.trials.measuring import cached_measurement, measure_backend
 from potluck.probe.trials.running import failed_trial, is_tried_on, pending_trial, try_backend
 from potluck.types.backend import BackendSpec

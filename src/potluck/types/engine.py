@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from potluck.types.documents.base import Count
+from potluck.types.document import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from potluck.types.backend import DeviceKind
-from potluck.types.documents.base import Count, NonEmpty, PositiveAmount, PositiveCount
+from potluck.types.document import Count, NonEmpty, PositiveAmount, PositiveCount
 from potluck.types.memory import MemoryFacts
 from potluck.types.tensor import TensorFormat
 from potluck.types.unit import Interface
@@ -62,6 +62,10 @@ class Figures:
     f16_operations_per_second: Figure = field(default_factory=Figure)
     int8_operations_per_second: Figure = field(default_factory=Figure)
     fast_bf16_operations_per_second: Figure = field(default_factory=Figure)
+
+
+NVIDIA = "NVIDIA"
+"""The make of NVIDIA's devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

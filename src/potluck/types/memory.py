@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from potluck.types.documents.base import Count, NonEmpty
+from potluck.types.document import Count, NonEmpty
 from potluck.types.quantities import format_bytes
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from potluck.types.documents.base import NonEmpty
+from potluck.types.document import NonEmpty
 
 NATIVE = "native"
 """The backend that every build has, and the only one that can map weights."""

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from potluck.engines.tinygrad.environment import tinygrad_environment
+from potluck.engines.tinygrad_environment import tinygrad_environment
 
 TESTS = Path(__file__).resolve().parents[2]
 BACKENDS = ("tinygrad:CPU", "tinygrad:CL")

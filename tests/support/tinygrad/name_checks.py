@@ -38,7 +38,7 @@ from potluck.engines.tinygrad.adapter import (
     get_runtime,
     opencl,
 )
-from potluck.engines.tinygrad.environment import LIBRARIES
+from potluck.engines.tinygrad_environment import LIBRARIES
 from potluck.host.system import System
 from potluck.probe.doctor.look import find_library
 
@@ -167,7 +167,7 @@ def check_the_device_says_what_it_can() -> None:
 
 
 def check_it_opens_the_libraries_that_the_doctor_looks_for() -> None:
-    """Under the names, by the variables and in the folders of ``engines.tinygrad.environment``."""
+    """Under the names, by the variables and in the folders of ``engines.tinygrad_environment``."""
     modules = {"libcuda.so": "cuda", "libLLVM.so": "llvm", "libOpenCL.so": "opencl"}
     searched = inspect.getsource(DLL.findlib)
     libraries = [library for each in LIBRARIES.values() for library in each]

@@ -14,12 +14,11 @@ from safetensors.numpy import save_file
 from support.formats.gguf_bytes import Gguf, array, entry, text, u32
 
 from potluck.catalog import describe_model, locate_on_disk, open_headers
-from potluck.catalog import fingerprint as module
+from potluck.catalog.file_names import TEXT_FILES
 from potluck.catalog.fingerprint import (
     BLOCK_BYTES,
     MAX_BLOCKS,
     TARGET_BLOCKS,
-    TEXT_FILES,
     sample_weights,
     text_digest,
     text_stamps,
@@ -179,7 +178,7 @@ def test_files_are_those_that_the_tokenizer_is_made_of(
     hugging_face.load_tokenizer(demo)
     hugging_face.load_chat_template(demo)
     assert {"chat_template.jinja", "generation_config.json"} <= paths
-    assert paths <= set(module.TEXT_FILES)
+    assert paths <= set(TEXT_FILES)
 
 
 def gguf_with(path: Path, **changes: bytes) -> str:

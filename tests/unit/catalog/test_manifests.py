@@ -10,15 +10,20 @@ import pytest
 from support.cluster.content_files import ContentFolder
 from support.models.hub_models import INDEX, cut_demo
 
-from potluck.catalog import check_manifest, describe_model, manifest_digest, manifest_names
+from potluck.catalog import (
+    check_manifest,
+    describe_model,
+    listed_contents,
+    make_manifest,
+    manifest_digest,
+    manifest_names,
+)
 from potluck.catalog.hub_cache import RepositoryFile, Snapshot
 from potluck.catalog.locate import DEMO_DIRECTORY, ModelFiles
 from potluck.catalog.manifests import (
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_SMALL_BYTES,
-    listed_contents,
-    make_manifest,
     weights_file,
 )
 from potluck.errors import ModelFileError, ModelNotFoundError

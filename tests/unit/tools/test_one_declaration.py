@@ -21,7 +21,7 @@ from potluck.types.deployment_spec import (
     Setting,
     require_in_range,
 )
-from potluck.types.documents.base import Document
+from potluck.types.document import Document
 from potluck.types.ranges import NumberRange
 from tools.reference.schemas import json_schema
 from tools.reference.settings import rows

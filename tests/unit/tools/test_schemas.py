@@ -9,7 +9,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from potluck.types.documents.base import Count, Document, document_of
+from potluck.types.document import Count, Document, document_of
 from tools.reference.schemas import DOCUMENTS, SCHEMAS, json_schema, schema_text
 
 

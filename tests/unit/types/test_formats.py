@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.engines.backends import NATIVE_ABILITIES, TINYGRAD_ABILITIES
+from potluck.engines.abilities import NATIVE_ABILITIES, TINYGRAD_ABILITIES
 from potluck.engines.dequantize import _DEQUANTIZERS
 from potluck.engines.tinygrad.layout import BLOCKS
 from potluck.formats.gguf import GGML_TYPES

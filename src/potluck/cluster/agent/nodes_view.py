@@ -12,7 +12,7 @@ from potluck.cluster.agent.removals import Removals
 from potluck.cluster.invitations.ledger import Ledger
 from potluck.errors import UsageError
 from potluck.types.cluster import NodeId
-from potluck.types.documents.base import document_of
+from potluck.types.document import document_of
 from potluck.types.documents.cluster import ClusterDocument, DrainingNode, ReadyNode, SilentNode
 from potluck.types.documents.nodes import (
     InvitationDocument,

@@ -17,7 +17,7 @@ from potluck.placement.views import (
 )
 from potluck.types.cluster import WIRE_VERSION, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
-from potluck.types.documents.base import document_of
+from potluck.types.document import document_of
 from potluck.types.documents.cluster import (
     ClusterDeployment,
     ClusterDocument,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from potluck.engines.backends import NATIVE_ABILITIES
+from potluck.engines.abilities import NATIVE_ABILITIES
 from potluck.engines.native import engine as native
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.native.pool import make_pool
@@ -26,7 +26,7 @@ class NativeCost:
 
     @property
     def abilities(self) -> BackendAbilities:
-        """See ``engines.backends``."""
+        """See ``engines.abilities``."""
         return NATIVE_ABILITIES
 
     @property

@@ -1,5 +1,4 @@
 """Programs on GPUs (and, for tests, CPUs) through tinygrad.
 
-Only ``adapter`` imports tinygrad; ``environment``, ``layout``, ``backend`` and
-``pieces`` can be imported anywhere.
+Only ``adapter`` imports tinygrad; ``layout``, ``backend`` and ``pieces`` can be imported anywhere.
 """

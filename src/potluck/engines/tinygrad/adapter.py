@@ -2,7 +2,7 @@
 exceptions.
 
 Importing this module imports tinygrad, so the environment must already be that of
-``environment.tinygrad_environment``, which explains what tinygrad would do otherwise.
+``tinygrad_environment``, which explains what tinygrad would do otherwise.
 ``tests/integration/test_tinygrad_names.py`` checks the names against how they are used.
 """
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from potluck.engines.backends import TINYGRAD_ABILITIES
+from potluck.engines.abilities import TINYGRAD_ABILITIES
 from potluck.engines.tinygrad import pieces
-from potluck.engines.tinygrad.environment import tinygrad_device, tinygrad_environment
 from potluck.engines.tinygrad.layout import MatrixLayout
+from potluck.engines.tinygrad_environment import tinygrad_device, tinygrad_environment
 from potluck.errors import EngineError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TinygradCost:
 
     @property
     def abilities(self) -> BackendAbilities:
-        """See ``engines.backends``."""
+        """See ``engines.abilities``."""
         return TINYGRAD_ABILITIES
 
     @property

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from potluck.engines.tinygrad.environment import (
+from potluck.engines.tinygrad_environment import (
     AMD,
     CL,
     CPU,

@@ -18,7 +18,7 @@ from potluck.errors import HostError
 from potluck.portability.hosts.host import Host, HostGpu, HostLibrary, HostPython, Symbols
 from potluck.portability.hosts.symbol_decoding import decoded_symbols
 from potluck.portability.hosts.symbol_set import CodedSymbols, symbols_of_versions
-from potluck.types.documents.base import Document, NonEmpty
+from potluck.types.document import Document, NonEmpty
 
 _MAX_FILE_BYTES = 1 << 22
 """Limit for a file that a user names: it may be indented, and may be the whole output of ``potluck

@@ -19,7 +19,6 @@ from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector, VendorQuery
 from potluck.probe.detectors.nvidia_device import (
     DRIVER,
-    MAKE,
     PCI_VENDOR,
     TEGRA_DRIVERS,
     WSL_DRIVER,
@@ -30,7 +29,7 @@ from potluck.probe.detectors.nvidia_device import (
 )
 from potluck.probe.detectors.nvidia_nvml import merge
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import DetectorReport, Device
+from potluck.types.hardware import NVIDIA, DetectorReport, Device
 
 _NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER}) | TEGRA_DRIVERS
 """Drivers that support NVML; Tegra's may not, and does not need it."""
@@ -105,7 +104,7 @@ def _device(system: System, found: PlatformDevice, chip: str) -> Device:
     return Device(
         device_id=device_id(system, found.path),
         kind=DeviceKind.GPU,
-        make=MAKE,
+        make=NVIDIA,
         name=normalize_name(reported_name) or chip or gpu or "Tegra",
         reported_name=reported_name,
         chip=chip or gpu,
@@ -177,7 +176,7 @@ def _pci_device(system: System, found: PciDevice) -> Device:
     return Device(
         device_id=f"pci-{found.address}",
         kind=DeviceKind.GPU,
-        make=MAKE,
+        make=NVIDIA,
         name=normalize_name(reported_name) or f"NVIDIA {found.ids}",
         reported_name=reported_name,
         chip=found.ids,
@@ -289,7 +288,7 @@ def _stand_in(
     return Device(
         device_id=device_id,
         kind=DeviceKind.GPU,
-        make=MAKE,
+        make=NVIDIA,
         name=name,
         reported_name="",
         chip="",

@@ -8,8 +8,6 @@ from potluck.host.system import Access, System
 from potluck.types.hardware import DeviceMemory
 from potluck.types.unit import Interface
 
-MAKE = "NVIDIA"
-
 PCI_VENDOR = 0x10DE
 
 DRIVER = "nvidia"

@@ -27,7 +27,6 @@ from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name
 from potluck.probe.detectors.nvidia_device import (
     DRIVER,
-    MAKE,
     TEGRA_DRIVERS,
     WSL_DRIVER,
     cuda,
@@ -35,7 +34,7 @@ from potluck.probe.detectors.nvidia_device import (
     unknown_memory,
 )
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import DetectorReport, Device, DeviceMemory, Figures
+from potluck.types.hardware import NVIDIA, DetectorReport, Device, DeviceMemory, Figures
 from potluck.types.unit import Interface
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
@@ -175,7 +174,7 @@ def _device(card: NvmlCard, report: DetectorReport) -> Device:
     return Device(
         device_id=f"pci-{card.address}" if card.address else f"nvidia-{card.index}",
         kind=DeviceKind.GPU,
-        make=MAKE,
+        make=NVIDIA,
         name="",
         reported_name="",
         chip=card.chip or "",

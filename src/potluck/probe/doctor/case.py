@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from potluck.host.system import System
 from potluck.portability.finding import Finding as Lack
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
-from potluck.types.documents.base import NonEmpty
+from potluck.types.document import NonEmpty
 from potluck.types.hardware import Device, ProbeReport, Trial
 
 KERNEL_LOG = "sudo dmesg --level err,warn | tail -n 50"

@@ -11,7 +11,7 @@ from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
 from potluck.types.deployment import DeploymentState, Verification
 from potluck.types.deployment_spec import DeploymentSpec
-from potluck.types.documents.base import (
+from potluck.types.document import (
     Amount,
     Count,
     Document,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from potluck.types.documents.base import Count, Document, NodeIdText, PositiveCount, Sha256Text
+from potluck.types.document import Count, Document, NodeIdText, PositiveCount, Sha256Text
 
 InvitationIdText = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}$")]
 

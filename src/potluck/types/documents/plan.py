@@ -9,7 +9,7 @@ import msgspec
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import UnitId
-from potluck.types.documents.base import (
+from potluck.types.document import (
     Amount,
     Count,
     Document,

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from potluck.types.cluster import UnitId
-from potluck.types.documents.base import Amount, Count, Document, NodeIdText, PositiveCount
+from potluck.types.document import Amount, Count, Document, NodeIdText, PositiveCount
 from potluck.types.groups import GroupPart
 from potluck.types.placement import Basis
 

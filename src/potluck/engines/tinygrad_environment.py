@@ -64,7 +64,7 @@ _COMPILERS_FOR_AMD = (
 def tinygrad_environment(
     backend: str, interface: Interface | None, variant: str
 ) -> Mapping[str, str]:
-    """Return the update of ``os.environ`` that is needed before ``adapter`` is imported.
+    """Return the update of ``os.environ`` that is needed before ``tinygrad.adapter`` is imported.
 
     ``interface`` identifies the device; None means the only one. ``variant`` is one of ``VARIANTS``
     or empty. Compiled kernels are not cached for other processes: most of the time goes into

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.engines.tinygrad.environment import (
+from potluck.engines.tinygrad_environment import (
     VARIANTS,
     tinygrad_device,
     tinygrad_environment,
