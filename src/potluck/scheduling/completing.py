@@ -88,9 +88,9 @@ def _take_all(sequence: SequenceState, samples: Iterable[SampledToken]) -> list[
 def _take(sequence: SequenceState, sample: SampledToken) -> FinishReason | None:
     if sample.vector is not None:
         return FinishReason.LENGTH
-    if sample.position < sequence.num_prompt_tokens:
+    if sequence.scores is not None and sample.position < sequence.num_prompt_tokens:
         is_last = sequence.is_only_scored and sample.position == len(sequence.tokens) - 1
-        sequence.num_scored = sample.position
+        sequence.scores.num_committed = sample.position
         return FinishReason.LENGTH if is_last else None
     sequence.take_sample(sample.token)
     if sample.is_cut_off:

@@ -48,17 +48,18 @@ class Restorer:
         If so, its ``awaited`` is set, and the blocks are allocated unless another sequence has done
         that.
         """
-        if sequence.is_sought:
+        num_sought = sequence.num_sought_blocks
+        if num_sought is None:
             return False
         # If blocks are cached without a state, the next ones may bring one.
-        is_worth_any = sequence.num_sought_blocks > 0 or match.num_uncovered_tokens > 0
+        is_worth_any = num_sought > 0 or match.num_uncovered_tokens > 0
         match = self._cache.find_blocks(sequence, match)
         start = len(match.blocks)
         candidates = self._cache.stored_candidates(sequence, match)
         least = 1 if is_worth_any else LEAST_SOUGHT_BLOCKS
         # If restored blocks are missing, there is not enough room for all.
-        if len(candidates) < least or start < sequence.num_sought_blocks:
-            sequence.is_sought = True
+        if len(candidates) < least or start < num_sought:
+            sequence.num_sought_blocks = None
             return False
         count = 0
         pending, most = self._cache.pending, min(len(candidates), MAX_MOVED_BLOCKS)
@@ -69,7 +70,7 @@ class Restorer:
             return True
         restoration = self._cache.reserve(sequence, match, count)
         if restoration is None:
-            sequence.is_sought = True
+            sequence.num_sought_blocks = None
             return False
         sequence.awaited = restoration.blocks[-1].full_hash
         self._due.append(_Seeking(sequence, restoration, start + count))
@@ -95,8 +96,8 @@ class Restorer:
         self._cache.insert_restored(
             seeking.restoration, num_restored, sequence=seeking.sequence, state_end=state_end
         )
-        seeking.sequence.num_sought_blocks = seeking.end
-        seeking.sequence.is_sought = num_restored < len(seeking.restoration.blocks)
+        lacks_some = num_restored < len(seeking.restoration.blocks)
+        seeking.sequence.num_sought_blocks = None if lacks_some else seeking.end
 
 
 def hashed(block: FullBlock) -> HashedBlock:

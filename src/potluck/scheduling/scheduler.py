@@ -44,7 +44,7 @@ from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
 from potluck.scheduling.keeping import Restorer, hashed
 from potluck.scheduling.limits import ChunkController, Load, SchedulerLimits
 from potluck.scheduling.prefix_index import PrefixMatch
-from potluck.scheduling.sequence import SequenceState, num_new_tokens
+from potluck.scheduling.sequence import PromptScores, SequenceState, num_new_tokens
 from potluck.scheduling.stateful_cache import new_cache
 from potluck.types.drafting import DraftSource
 from potluck.types.prefix_cache import PrefixTotals
@@ -138,13 +138,13 @@ class Scheduler:
             sequence_id = SequenceId(self._next_sequence)
         elif sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence_id} is live already")
+        num_scored = continuation.num_scored
         sequence = SequenceState(
             sequence_id=sequence_id,
             request=request,
             max_tokens=len(request.prompt_tokens) + num_new,
             tokens=[*request.prompt_tokens, *continuation.output_tokens],
-            num_scored=continuation.num_scored,
-            next_score=continuation.num_scored + 1,
+            scores=PromptScores(num_scored, num_scored + 1) if request.score_prompt else None,
             is_alone=is_alone,
             # Its prompt was counted when it was first computed.
             num_cached_tokens=None if continuation == NOTHING_COMMITTED else 0,
@@ -455,7 +455,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._cache.release(sequence)
         sequence.num_scheduled = 0
-        sequence.seek_again()
+        sequence.num_sought_blocks = 0
         self._waiting.appendleft(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:
