@@ -95,7 +95,7 @@ class Forming:
 
         Before that its state is copied to ``checkpoint``.
         """
-        state = sequence.state
+        state = None if sequence.state is None else sequence.state.slot
         if checkpoint is not None and state is not None:
             self.state_copies.append(StateCopy(source=state, target=checkpoint.slot))
         start = sequence.num_scheduled

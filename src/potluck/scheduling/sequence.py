@@ -19,6 +19,22 @@ class PromptScores:
     next_position: int
 
 
+@dataclass(slots=True)
+class LiveState:
+    """The state of a sequence that has blocks, in a slot.
+
+    ``planned`` are the checkpoints that are to be made of it, the next one last. While a step in
+    flight verifies drafts, the slot ``snapshot`` holds the state before it. If the sequence
+    ``must_roll_back``, a draft was wrong: the state in its own slot is invalid, and what follows
+    the snapshot is computed again, from ``num_scheduled`` on.
+    """
+
+    slot: int
+    planned: list[PlannedCheckpoint]
+    snapshot: int | None = None
+    must_roll_back: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class SequenceState:
     """A live sequence. Mutable, and private to the scheduler.
@@ -36,23 +52,19 @@ class SequenceState:
     hash of the last block that it waits for, if any. Its leading ``num_sought_blocks`` were looked
     for on the disks of the stages; None if no more will be.
 
-    If the model has a state, ``state`` is its slot while it has blocks, and ``planned`` are the
-    checkpoints that are to be made of it, the next one last. It ``is_announced`` once others may
-    have planned checkpoints for it.
+    If the model has a state, it has a ``state`` while it has blocks, and it ``is_announced`` once
+    others may have planned checkpoints for it.
 
     ``ahead`` are guesses of the tokens that follow ``tokens``, which steps in flight verify:
     ``num_scheduled`` counts them too. When one is wrong they are dropped, the ``generation`` is
     incremented, and steps in flight that were formed for an earlier one give the sequence nothing.
-
-    While a step in flight verifies drafts, the slot ``snapshot`` holds the state before it, if the
-    model has one. If the sequence ``must_roll_back``, a draft was wrong: the state in its own slot
-    is invalid, and what follows the snapshot is computed again, from ``num_scheduled`` on.
     """
 
     sequence_id: SequenceId
     request: SequenceRequest
     max_tokens: int
     tokens: list[int]
+    chain: HashChain
     scores: PromptScores | None = None
     block_table: list[int] = field(default_factory=list)
     num_scheduled: int = 0
@@ -62,16 +74,12 @@ class SequenceState:
     num_computed: int = 0
     num_admissions: int = 0
     num_cached_tokens: int | None = None
-    chain: HashChain | None = None
     awaited: bytes | None = None
     num_sought_blocks: int | None = 0
-    state: int | None = None
-    planned: list[PlannedCheckpoint] = field(default_factory=list)
+    state: LiveState | None = None
     is_announced: bool = False
     ahead: list[int] = field(default_factory=list)
     generation: int = 0
-    snapshot: int | None = None
-    must_roll_back: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -122,7 +130,16 @@ class SequenceState:
         """
         if self.num_scheduled < self.num_prompt_tokens:
             return False
-        return self.num_unscheduled == 1 or self.must_roll_back
+        if self.num_unscheduled == 1:
+            return True
+        return self.state is not None and self.state.must_roll_back
+
+    @property
+    def live_state(self) -> LiveState:
+        """Return its state; raise ``ValueError`` if it has none."""
+        if self.state is None:
+            raise ValueError(f"sequence {self.sequence_id} has no state slot")
+        return self.state
 
     def opening(self) -> SequenceOpening:
         """Return what the last stage must know; it has forgotten, or never knew, the sequence."""
@@ -151,21 +168,13 @@ class SequenceState:
         self.num_awaited = 0
         self.num_scheduled = min(self.num_scheduled, len(self.tokens) - 1)
 
-    def roll_back(self, position: int) -> None:
-        """Recompute what follows the snapshot, which has the state at ``position``."""
-        self.must_roll_back = True
-        self.num_scheduled = position
-
     def restart(self) -> None:
         """Forget what was computed; the committed tokens and scores stay."""
         self.block_table = []
-        self.state = self.snapshot = None
-        self.must_roll_back = False
-        self.planned = []
+        self.state = None
         self.is_announced = False
         self.num_scheduled = 0
         self.num_computed = 0
-        self.chain = None  # other stages may have another salt
         self.awaited = None
         self.num_sought_blocks = 0
         self.num_awaited = 0
