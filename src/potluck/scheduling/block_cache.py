@@ -11,17 +11,16 @@ sequence waits if most of its prompt is being computed for others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from potluck.scheduling.blocks import BlockPool, blocks_for
-from potluck.scheduling.checkpoints import Checkpoint
-from potluck.scheduling.prefix_index import HashChain, PrefixIndex, PrefixMatch, root_hash
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.prefix_index import PrefixIndex, PrefixMatch, root_hash
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
-from potluck.types.states import StateSlots
-from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, HashedState, SequenceId, StateCopy
+from potluck.types.step import KV_BLOCK_TOKENS, BlockCopy, HashedBlock, SequenceId
 
 _NOBODY = SequenceId(-1)
 
@@ -35,26 +34,21 @@ class FullBlock:
     parent: bytes
     tokens: tuple[int, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionCopies:
-    """The copies to be made before the first step of an admitted sequence."""
-
-    blocks: tuple[BlockCopy, ...] = ()
-    states: tuple[StateCopy, ...] = ()
+    @property
+    def hashed(self) -> HashedBlock:
+        """Return the block in the form used by stages."""
+        return HashedBlock(block=self.block, hash=self.full_hash, parent=self.parent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
     """Blocks that are to be restored from disk, in the order of their positions.
 
-    They follow the blocks in ``held``, which cannot be evicted meanwhile. If the model has a state,
-    the one after some of them is to be restored to the slot ``state``, if there was room.
+    They follow the blocks in ``held``, which cannot be evicted meanwhile.
     """
 
     blocks: tuple[FullBlock, ...]
     held: tuple[int, ...]
-    state: int | None = None
 
 
 class PendingBlocks:
@@ -99,28 +93,23 @@ class PendingBlocks:
 class BlockCache:
     """The blocks of all sequences of a scheduler. Not thread-safe.
 
-    Unless ``is_shared``, every sequence has its own blocks and nothing is kept. ``is_stored``:
-    computed blocks are to be stored elsewhere (``take_filled``), under hashes with the ``salt``.
-    Sequences can wait for blocks that are ``pending``.
+    Without a prefix cache, every sequence has its own blocks and nothing is kept. If the stages
+    store blocks on disk, those that were computed are to be stored there (``take_filled``).
+    Hash chains of sequences begin with ``root``. Sequences can wait for blocks that are
+    ``pending``. ``on_evict`` is called with the hashes before and after each block that is evicted.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        *,
-        is_shared: bool,
-        totals: PrefixTotals,
-        salt: bytes = b"",
-        is_stored: bool = False,
-    ) -> None:
-        self._pool = BlockPool(num_blocks, self._evicted)
-        self._index = PrefixIndex()
-        self._is_shared = is_shared
-        self._is_stored = is_stored
+    def __init__(self, limits: SchedulerLimits, totals: PrefixTotals) -> None:
+        self._pool = BlockPool(limits.num_blocks, self._evicted)
+        self._is_shared = limits.has_prefix_cache
+        self._is_stored = limits.disk_salt is not None
+        self._has_states = limits.num_states > 0
         self._totals = totals
-        self._root = root_hash(salt)
-        self.pending = PendingBlocks()
         self._filled: dict[int, FullBlock] = {}
+        self.root = root_hash(limits.disk_salt or b"")
+        self.index = PrefixIndex()
+        self.pending = PendingBlocks()
+        self.on_evict: Callable[[tuple[bytes, ...]], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -132,20 +121,12 @@ class BlockCache:
         """Return the number of kept blocks that no sequence holds."""
         return self._pool.num_idle
 
-    @property
-    def state_slots(self) -> StateSlots:
-        """Return how many state slots are used for what: there are none."""
-        return StateSlots()
-
     def find(self, sequence: SequenceState) -> PrefixMatch:
         """Return the longest prefix of the sequence that is cached."""
         if not self._is_shared:
             return PrefixMatch()
-        return self._index.match(
-            self._chain(sequence),
-            sequence.tokens,
-            most=sequence.most_cached_tokens,
-        )
+        most = sequence.most_cached_tokens
+        return self.index.match(sequence.chain, sequence.tokens, most=most)
 
     def worth_awaiting(self, sequence: SequenceState, match: PrefixMatch) -> bytes | None:
         """Return the hash of the last block after ``match`` that others are computing.
@@ -157,16 +138,11 @@ class BlockCache:
         most = sequence.most_cached_tokens // KV_BLOCK_TOKENS
         if not self.pending or start >= most:
             return None
-        chain = self._chain(sequence)
-        end = start
+        chain, end = sequence.chain, start
         while end < most and chain.after(end + 1) in self.pending:
             end += 1
         num_missing = sequence.num_to_compute - start * KV_BLOCK_TOKENS
         return chain.after(end) if 2 * (end - start) * KV_BLOCK_TOKENS >= num_missing else None
-
-    def is_awaitable(self, full_hash: bytes) -> bool:
-        """Return whether the result of ``worth_awaiting``, or a restoration, is still pending."""
-        return full_hash in self.pending
 
     def may_have_room(self, sequence: SequenceState) -> bool:
         """Return whether ``has_room`` could be true: a quick check, before ``find``."""
@@ -175,7 +151,7 @@ class BlockCache:
             return True
         if not self._is_shared or num_lacking > sequence.most_cached_tokens // KV_BLOCK_TOKENS:
             return False
-        return self._index.block_of(self._chain(sequence).after(num_lacking)) is not None
+        return self.index.block_of(sequence.chain.after(num_lacking)) is not None
 
     def has_room(self, sequence: SequenceState, match: PrefixMatch) -> bool:
         """Return whether there are blocks for all known tokens of the sequence."""
@@ -183,7 +159,7 @@ class BlockCache:
         num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
         return num_new <= self._pool.num_free - num_idle
 
-    def admit(self, sequence: SequenceState, match: PrefixMatch) -> AdmissionCopies:
+    def admit(self, sequence: SequenceState, match: PrefixMatch) -> list[BlockCopy]:
         """Give the sequence blocks for its known tokens, for which there must be room.
 
         Return the copies to be made before the step that computes what follows ``match``.
@@ -201,19 +177,14 @@ class BlockCache:
         self._totals.num_hits += match.num_tokens > 0
         self._totals.num_saved_tokens += match.num_tokens
         if match.partial is None or match.partial == new[0]:
-            return AdmissionCopies()
-        return AdmissionCopies(blocks=(BlockCopy(source=match.partial, target=new[0]),))
-
-    def find_blocks(self, sequence: SequenceState, match: PrefixMatch) -> PrefixMatch:
-        """Return what is cached of the sequence's keys and values; ``match`` covers all caches."""
-        return match
+            return []
+        return [BlockCopy(source=match.partial, target=new[0])]
 
     def stored_candidates(self, sequence: SequenceState, match: PrefixMatch) -> tuple[bytes, ...]:
         """Return the hashes of the full blocks after ``match`` that could be restored from disk."""
         if not self._is_shared:
             return ()
-        chain = self._chain(sequence)
-        end = sequence.most_cached_tokens // KV_BLOCK_TOKENS
+        chain, end = sequence.chain, sequence.most_cached_tokens // KV_BLOCK_TOKENS
         return tuple(chain.after(index + 1) for index in range(len(match.blocks), end))
 
     def reserve(
@@ -228,30 +199,19 @@ class BlockCache:
         num_idle = sum(not self._pool.is_held(block) for block in match.blocks)
         if num_blocks < 1 or num_blocks > self._pool.num_free - num_idle:
             return None
-        chain = self._chain(sequence)
         self._pool.hold(match.blocks)
         blocks = tuple(
-            _full_block(sequence, chain, index, block)
+            _full_block(sequence, index, block)
             for index, block in enumerate(self._pool.take(num_blocks), start)
         )
         self.pending.add((each.full_hash for each in blocks), None)
         return Restoration(blocks=blocks, held=match.blocks)
 
-    def insert_restored(
-        self,
-        restoration: Restoration,
-        num_restored: int,
-        *,
-        sequence: SequenceState,
-        state_end: int = 0,
-    ) -> None:
-        """Keep the first ``num_restored`` blocks, which were restored, and free the others.
-
-        They belong to ``sequence``. The state after the first ``state_end`` was restored as well.
-        """
+    def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
+        """Keep the first ``num_restored`` blocks, which were restored, and free the others."""
         self._totals.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
         for each in restoration.blocks[:num_restored]:
-            if self._index.publish(each.block, each.parent, each.tokens, each.full_hash):
+            if self.index.publish(each.block, each.parent, each.tokens, each.full_hash):
                 self._pool.keep(each.block)
         self.pending.give_up((each.full_hash for each in restoration.blocks), None)
         self._pool.give_back(each.block for each in reversed(restoration.blocks))
@@ -261,10 +221,6 @@ class BlockCache:
         """Return up to ``most`` full blocks that were computed and not evicted, each only once."""
         blocks = tuple(islice(self._filled, most))
         return tuple(self._filled.pop(block) for block in blocks)
-
-    def take_unsaved_states(self, most: int) -> tuple[HashedState, ...]:
-        """Return up to ``most`` checkpoints that were made and not evicted, each only once."""
-        return ()
 
     def grow(self, sequence: SequenceState) -> bool:
         """Give the sequence one more block; return False if none is free."""
@@ -278,34 +234,11 @@ class BlockCache:
         start, sequence.num_computed = sequence.num_computed, end
         if not self._is_shared:
             return
-        chain = self._chain(sequence)
         for index in range(start // KV_BLOCK_TOKENS, end // KV_BLOCK_TOKENS):
             self._publish(sequence, index, KV_BLOCK_TOKENS)
-            self.pending.end(chain.after(index + 1))
+            self.pending.end(sequence.chain.after(index + 1))
         if end == len(sequence.tokens) and end == sequence.num_prompt_tokens:
             self._publish_rest(sequence)  # for other sequences with this prompt
-
-    def cut(self, sequence: SequenceState, count: int) -> int:
-        """Return how many of the next ``count`` tokens are to be computed in one step."""
-        return count
-
-    def checkpoint(self, sequence: SequenceState) -> Checkpoint | None:
-        """Return the checkpoint to be made before the sequence's next slice: there is none."""
-        return None
-
-    def take_snapshot(self, sequence: SequenceState) -> bool:
-        """Give the sequence a slot for a snapshot, if it has none; return False if none is left."""
-        return False
-
-    def give_back_snapshot(self, sequence: SequenceState) -> None:
-        """Release the sequence's snapshot, if it has one."""
-
-    def most_drafts(self, position: int) -> int:
-        """Return how many tokens from ``position`` on may be drafted in one step."""
-        return KV_BLOCK_TOKENS * self._pool.num_blocks
-
-    def settle(self, made: Checkpoint, sequence: SequenceState, *, is_known: bool) -> None:
-        """Record that the step that was to make a checkpoint is complete."""
 
     def release(self, sequence: SequenceState) -> None:
         """Release the sequence's blocks, and keep their content for later sequences."""
@@ -317,17 +250,11 @@ class BlockCache:
         sequence.block_table = []
         sequence.num_computed = 0
 
-    def _chain(self, sequence: SequenceState) -> HashChain:
-        if sequence.chain is None:
-            sequence.chain = HashChain(self._root, sequence.tokens)
-        return sequence.chain
-
     def _missing(self, sequence: SequenceState) -> list[bytes]:
         """Return the hashes of the full blocks that the sequence will compute."""
-        chain = self._chain(sequence)
         start = sequence.num_computed // KV_BLOCK_TOKENS
         end = sequence.num_to_compute // KV_BLOCK_TOKENS
-        return [chain.after(index + 1) for index in range(start, end)]
+        return [sequence.chain.after(index + 1) for index in range(start, end)]
 
     def _publish_rest(self, sequence: SequenceState) -> None:
         num_rest = sequence.num_computed % KV_BLOCK_TOKENS
@@ -335,34 +262,37 @@ class BlockCache:
             self._publish(sequence, sequence.num_computed // KV_BLOCK_TOKENS, num_rest)
 
     def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
-        chain, block = self._chain(sequence), sequence.block_table[index]
+        chain, block = sequence.chain, sequence.block_table[index]
         start = index * KV_BLOCK_TOKENS
-        is_new = self._index.publish(
-            block,
-            chain.after(index),
-            sequence.tokens[start : start + num_tokens],
-            chain.after(index + 1) if num_tokens == KV_BLOCK_TOKENS else None,
+        full_hash = chain.after(index + 1) if num_tokens == KV_BLOCK_TOKENS else None
+        is_new = self.index.publish(
+            block, chain.after(index), sequence.tokens[start : start + num_tokens], full_hash
         )
         if not is_new:
             self._pool.discard(block)
+            cached = self.index.block_of(full_hash) if full_hash is not None else None
+            if cached is not None and self._has_states:
+                self._pool.touch(cached)  # it was computed again for a state, so it is in use
             return
         self._pool.keep(block)
-        if self._is_stored and num_tokens == KV_BLOCK_TOKENS:
-            self._filled[block] = _full_block(sequence, chain, index, block)
-        for other in self._index.superseded(block):
+        if self._is_stored and full_hash is not None:
+            self._filled[block] = _full_block(sequence, index, block)
+        for other in self.index.superseded(block):
             if not self._pool.is_held(other):
-                self._index.forget(other)
+                self.index.forget(other)
                 self._pool.discard(other)
 
     def _evicted(self, block: int) -> None:
-        self._index.forget(block)
+        hashes = self.index.forget(block)
         self._filled.pop(block, None)
         self._totals.num_evictions += 1
+        if self.on_evict is not None:
+            self.on_evict(hashes)
 
 
-def _full_block(sequence: SequenceState, chain: HashChain, index: int, block: int) -> FullBlock:
+def _full_block(sequence: SequenceState, index: int, block: int) -> FullBlock:
     """Return the sequence's block ``index``, whose place in the cache is ``block``."""
-    start = index * KV_BLOCK_TOKENS
+    chain, start = sequence.chain, index * KV_BLOCK_TOKENS
     return FullBlock(
         block=block,
         full_hash=chain.after(index + 1),

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from potluck.scheduling.block_cache import BlockCache
 from potluck.scheduling.drafting import Drafting
 from potluck.scheduling.forming import Scheduled, StepInFlight
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.stateful_cache import SequenceCache
 from potluck.types.sequence import CommittedToken, FinishReason
 from potluck.types.step import SampledToken
 
@@ -19,7 +19,7 @@ def complete_part(
     step: StepInFlight,
     samples: Iterable[SampledToken],
     *,
-    cache: BlockCache,
+    cache: SequenceCache,
     drafting: Drafting,
     is_live: bool,
     has_failed: bool,
@@ -28,26 +28,29 @@ def complete_part(
 
     The sequence may no longer be live: it may have been cancelled while the step was in flight.
     """
-    sequence = part.sequence
+    sequence, blocks, states = part.sequence, cache.blocks, cache.states
     is_known = part.is_current and not has_failed
-    if part.checkpoint is not None:
-        cache.settle(part.checkpoint, sequence, is_known=is_known)
+    if part.checkpoint is not None and states is not None:
+        states.settle(part.checkpoint, sequence, is_known=is_known)
     if part.is_dead or not is_live:
         drafting.came_to_nothing(part)
         return []
     if is_known and not part.num_drafts:
-        cache.computed(sequence, part.end)
+        blocks.computed(sequence, part.end)
     sequence.num_awaited -= part.is_awaited
     num_ahead = len(sequence.ahead)
     committed = _take_all(sequence, samples)
     if is_known and part.num_drafts:
         # The last sample differs from the draft there, or comes after all drafts.
         end = min(part.end, len(sequence.tokens) - 1)
-        cache.computed(sequence, end)
-        if sequence.snapshot is not None and end < part.end:
-            sequence.roll_back(part.start)
-        else:
-            cache.give_back_snapshot(sequence)
+        blocks.computed(sequence, end)
+        state = sequence.state
+        if state is not None and states is not None:
+            if state.snapshot is not None and end < part.end:
+                state.must_roll_back = True
+                sequence.num_scheduled = part.start
+            else:
+                states.give_back_snapshot(state)
     if committed and part.is_awaited:
         # The guess of what follows the last draft belongs to another step.
         num_own = part.num_drafts - part.begins_with_draft
@@ -88,9 +91,9 @@ def _take_all(sequence: SequenceState, samples: Iterable[SampledToken]) -> list[
 def _take(sequence: SequenceState, sample: SampledToken) -> FinishReason | None:
     if sample.vector is not None:
         return FinishReason.LENGTH
-    if sample.position < sequence.num_prompt_tokens:
+    if sequence.scores is not None and sample.position < sequence.num_prompt_tokens:
         is_last = sequence.is_only_scored and sample.position == len(sequence.tokens) - 1
-        sequence.num_scored = sample.position
+        sequence.scores.num_committed = sample.position
         return FinishReason.LENGTH if is_last else None
     sequence.take_sample(sample.token)
     if sample.is_cut_off:

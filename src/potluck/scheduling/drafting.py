@@ -21,6 +21,7 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.draft_lengths import MAX_DRAFTS, DraftHistory, DraftLengths
 from potluck.scheduling.forming import Forming, Scheduled, StepInFlight
 from potluck.scheduling.sequence import SequenceState
+from potluck.scheduling.stateful_cache import SequenceCache, StateCache
 from potluck.types.drafting import Drafter, DraftSource, DraftTotals
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, StateCopy, StepId
 
@@ -105,7 +106,7 @@ class Drafting:
             forming.is_plain = self.lengths.wants_plain(forming.kind)
 
     def add_decode(
-        self, forming: Forming, sequence: SequenceState, cache: BlockCache, room: int
+        self, forming: Forming, sequence: SequenceState, cache: SequenceCache, room: int
     ) -> None:
         """Add the last token of a sequence to a step, and up to ``room`` more with its drafts.
 
@@ -125,28 +126,21 @@ class Drafting:
                 computes_again=sequence.state is not None,
             )
             start = sequence.num_scheduled + count
-            most = min(1 + room - count, cache.most_drafts(start))
-            drafts = _propose(drafted, sequence, cache, start, most, length)
+            most = 1 + room - count
+            if cache.states is not None:
+                most = min(most, cache.states.most_drafts(start))
+            drafts = _propose(drafted, sequence, cache.blocks, start, most, length)
         if drafts is None:
             return
-        if drafts and sequence.state is not None and not cache.take_snapshot(sequence):
-            drafts = ()
-        is_resumed = sequence.must_roll_back
-        if is_resumed:
-            forming.state_copies.append(_copy(sequence.snapshot, sequence.state))
-            sequence.must_roll_back = False
-        forming.take(
-            sequence, count, is_decode=True, drafts=drafts, checkpoint=cache.checkpoint(sequence)
-        )
+        if cache.states is None:
+            forming.take(sequence, count, is_decode=True, drafts=drafts)
+        else:
+            drafts = _take_with_state(forming, sequence, count, drafts, cache.states)
         if drafted is not None:
             drafted.took(len(drafts), len(sequence.ahead))
-        if not drafts:
-            cache.give_back_snapshot(sequence)
-        elif sequence.state is not None and not is_resumed:
-            forming.state_copies.append(_copy(sequence.state, sequence.snapshot))
 
     def add_ahead(
-        self, forming: Forming, running: Sequence[SequenceState], cache: BlockCache, room: int
+        self, forming: Forming, running: Sequence[SequenceState], blocks: BlockCache, room: int
     ) -> None:
         """Add up to ``room`` guesses to an empty step, as if all in flight were right.
 
@@ -161,7 +155,7 @@ class Drafting:
             drafts = _propose(
                 drafted,
                 sequence,
-                cache,
+                blocks,
                 sequence.num_scheduled,
                 room,
                 partial(self._length_ahead, drafted, sequence),
@@ -308,7 +302,7 @@ class Drafting:
 def _propose(
     drafted: _Drafted,
     sequence: SequenceState,
-    cache: BlockCache,
+    blocks: BlockCache,
     start: int,
     most: int,
     length: Callable[[Sequence[float] | None], int],
@@ -334,15 +328,36 @@ def _propose(
         return None
     guesses = _before_stop(guesses[:most], sequence.request.stop_tokens)
     while guesses and len(sequence.block_table) < blocks_for(start + len(guesses)):
-        if not cache.grow(sequence):
+        if not blocks.grow(sequence):
             break
     return guesses[: len(sequence.block_table) * KV_BLOCK_TOKENS - start]
 
 
-def _copy(source: int | None, target: int | None) -> StateCopy:
-    if source is None or target is None:
-        raise ValueError("a sequence without a state cannot withdraw drafts")
-    return StateCopy(source=source, target=target)
+def _take_with_state(
+    forming: Forming,
+    sequence: SequenceState,
+    count: int,
+    drafts: Sequence[int],
+    states: StateCache,
+) -> Sequence[int]:
+    """Add a decode to a step, with ``drafts`` if there is a snapshot to return to; return these.
+
+    The state before wrong drafts is copied from the snapshot, and that before new ones to it.
+    """
+    state = sequence.live_state
+    snapshot = states.take_snapshot(state) if drafts else state.snapshot
+    if snapshot is None:
+        drafts = ()
+    is_resumed, state.must_roll_back = state.must_roll_back, False
+    if is_resumed and snapshot is not None:
+        forming.state_copies.append(StateCopy(source=snapshot, target=state.slot))
+    checkpoint = states.checkpoint(sequence)
+    forming.take(sequence, count, is_decode=True, drafts=drafts, checkpoint=checkpoint)
+    if not drafts or snapshot is None:
+        states.give_back_snapshot(state)
+    elif not is_resumed:
+        forming.state_copies.append(StateCopy(source=state.slot, target=snapshot))
+    return drafts
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Forming:
 
         Before that its state is copied to ``checkpoint``.
         """
-        state = sequence.state
+        state = None if sequence.state is None else sequence.state.slot
         if checkpoint is not None and state is not None:
             self.state_copies.append(StateCopy(source=state, target=checkpoint.slot))
         start = sequence.num_scheduled
@@ -154,9 +154,12 @@ def _score_from(sequence: SequenceState, start: int, end: int) -> int | None:
     nothing was generated yet, because the step that samples first is also asked for the last
     scores.
     """
-    first = max(sequence.next_score, start + 1)
-    last = min(end, sequence.num_prompt_tokens - 1)
-    if not sequence.request.score_prompt or first > last:
+    scores = sequence.scores
+    if scores is None:
         return None
-    sequence.next_score = last + 1
+    first = max(scores.next_position, start + 1)
+    last = min(end, sequence.num_prompt_tokens - 1)
+    if first > last:
+        return None
+    scores.next_position = last + 1
     return first - 1 - start

@@ -10,30 +10,38 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from potluck.scheduling.block_cache import BlockCache, FullBlock, Restoration
+from potluck.scheduling.block_cache import Restoration
+from potluck.scheduling.checkpoints import TokenPrefix
 from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
-from potluck.types.step import HashedBlock, Step, StepId
+from potluck.scheduling.stateful_cache import SequenceCache
+from potluck.types.step import KV_BLOCK_TOKENS, Step, StepId
 
-LEAST_SOUGHT_BLOCKS = 4
+_LEAST_SOUGHT_BLOCKS = 4
 """Computing fewer blocks takes hardly longer than the step that would restore them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seeking:
-    """Blocks that are being restored for a sequence: those before its block ``end``."""
+    """Blocks that are being restored for a sequence: those before its block ``end``.
+
+    If the model has a state, the one after some of them is to be restored to the slot ``state``, if
+    there was room.
+    """
 
     sequence: SequenceState
     restoration: Restoration
     end: int
+    state: int | None
 
 
 class Restorer:
     """Restores blocks of a ``cache``, for sequences that wait to be admitted."""
 
-    def __init__(self, cache: BlockCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: SequenceCache) -> None:
+        self._blocks = cache.blocks
+        self._states = cache.states
         self._due: deque[_Seeking] = deque()
         self._in_flight: dict[StepId, _Seeking] = {}
 
@@ -48,43 +56,45 @@ class Restorer:
         If so, its ``awaited`` is set, and the blocks are allocated unless another sequence has done
         that.
         """
-        if sequence.is_sought:
+        num_sought = sequence.num_sought_blocks
+        if num_sought is None:
             return False
         # If blocks are cached without a state, the next ones may bring one.
-        is_worth_any = sequence.num_sought_blocks > 0 or match.num_uncovered_tokens > 0
-        match = self._cache.find_blocks(sequence, match)
+        is_worth_any = num_sought > 0 or match.num_uncovered_tokens > 0
+        if self._states is not None:
+            match = self._blocks.find(sequence)
         start = len(match.blocks)
-        candidates = self._cache.stored_candidates(sequence, match)
-        least = 1 if is_worth_any else LEAST_SOUGHT_BLOCKS
+        candidates = self._blocks.stored_candidates(sequence, match)
+        least = 1 if is_worth_any else _LEAST_SOUGHT_BLOCKS
         # If restored blocks are missing, there is not enough room for all.
-        if len(candidates) < least or start < sequence.num_sought_blocks:
-            sequence.is_sought = True
+        if len(candidates) < least or start < num_sought:
+            sequence.num_sought_blocks = None
             return False
         count = 0
-        pending, most = self._cache.pending, min(len(candidates), MAX_MOVED_BLOCKS)
+        pending, most = self._blocks.pending, min(len(candidates), MAX_MOVED_BLOCKS)
         while count < most and candidates[count] not in pending:
             count += 1
         if count == 0 and pending.is_restoring(candidates[0]):
             sequence.awaited = candidates[0]
             return True
-        restoration = self._cache.reserve(sequence, match, count)
+        restoration = self._blocks.reserve(sequence, match, count)
         if restoration is None:
-            sequence.is_sought = True
+            sequence.num_sought_blocks = None
             return False
         sequence.awaited = restoration.blocks[-1].full_hash
-        self._due.append(_Seeking(sequence, restoration, start + count))
+        state = None if self._states is None else self._states.pool.reserve()
+        self._due.append(_Seeking(sequence, restoration, start + count, state))
         return True
 
     def take_due(self, step_id: StepId) -> Step:
         """Return the next step, which restores blocks; ``complete`` follows."""
         seeking = self._due.popleft()
         self._in_flight[step_id] = seeking
-        restoration = seeking.restoration
         return Step(
             step_id=step_id,
             slices=(),
-            restores=tuple(hashed(each) for each in restoration.blocks),
-            restored_state=restoration.state,
+            restores=tuple(each.hashed for each in seeking.restoration.blocks),
+            restored_state=seeking.state,
         )
 
     def complete(self, step_id: StepId, num_restored: int, state_end: int = 0) -> None:
@@ -92,13 +102,14 @@ class Restorer:
         seeking = self._in_flight.pop(step_id, None)
         if seeking is None:
             return
-        self._cache.insert_restored(
-            seeking.restoration, num_restored, sequence=seeking.sequence, state_end=state_end
-        )
-        seeking.sequence.num_sought_blocks = seeking.end
-        seeking.sequence.is_sought = num_restored < len(seeking.restoration.blocks)
-
-
-def hashed(block: FullBlock) -> HashedBlock:
-    """Return ``block`` in the form used by stages."""
-    return HashedBlock(block=block.block, hash=block.full_hash, parent=block.parent)
+        sequence, restoration = seeking.sequence, seeking.restoration
+        self._blocks.insert_restored(restoration, num_restored)
+        lacks_some = num_restored < len(restoration.blocks)
+        sequence.num_sought_blocks = None if lacks_some else seeking.end
+        if self._states is None or seeking.state is None:
+            return
+        prefix = None
+        if state_end:
+            num_tokens = (len(restoration.held) + state_end) * KV_BLOCK_TOKENS
+            prefix = TokenPrefix.of(sequence.chain, sequence.tokens, num_tokens)
+        self._states.pool.fill(seeking.state, prefix)

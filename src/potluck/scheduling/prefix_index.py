@@ -123,14 +123,6 @@ class PrefixIndex:
         """Return the full block with that hash, or None if there is none."""
         return self._full.get(full_hash)
 
-    def place_of(self, block: int) -> tuple[bytes, bytes | None] | None:
-        """Return the hashes of what comes before ``block`` and, if it is full, of its end.
-
-        Return None if its content is unknown.
-        """
-        entry = self._entries.get(block)
-        return None if entry is None else (entry.parent, entry.full_hash)
-
     def holds(self, parent: bytes, rest: tuple[int, ...]) -> bool:
         """Return whether a block holds ``rest`` after ``parent``, among those searched."""
         return any(
@@ -176,17 +168,22 @@ class PrefixIndex:
         self._children.setdefault(parent, {})[block] = None
         return True
 
-    def forget(self, block: int) -> None:
-        """Forget the content of ``block``. An unknown block is accepted."""
+    def forget(self, block: int) -> tuple[bytes, ...]:
+        """Forget the content of ``block``, if it is known.
+
+        Return the hash of what comes before it and, if it is full, that of its end.
+        """
         entry = self._entries.pop(block, None)
         if entry is None:
-            return
-        if entry.full_hash is not None:
-            del self._full[entry.full_hash]
+            return ()
         siblings = self._children[entry.parent]
         del siblings[block]
         if not siblings:
             del self._children[entry.parent]
+        if entry.full_hash is None:
+            return (entry.parent,)
+        del self._full[entry.full_hash]
+        return entry.parent, entry.full_hash
 
     def superseded(self, block: int) -> list[int]:
         """Return the blocks whose tokens are a prefix of those in ``block``."""

@@ -41,11 +41,11 @@ from potluck.scheduling.draft_lengths import StepKind
 from potluck.scheduling.drafting import Drafting
 from potluck.scheduling.forming import Forming, StepInFlight
 from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
-from potluck.scheduling.keeping import Restorer, hashed
+from potluck.scheduling.keeping import Restorer
 from potluck.scheduling.limits import ChunkController, Load, SchedulerLimits
-from potluck.scheduling.prefix_index import PrefixMatch
-from potluck.scheduling.sequence import SequenceState, num_new_tokens
-from potluck.scheduling.stateful_cache import new_cache
+from potluck.scheduling.prefix_index import HashChain, PrefixMatch
+from potluck.scheduling.sequence import PromptScores, SequenceState, num_new_tokens
+from potluck.scheduling.stateful_cache import SequenceCache
 from potluck.types.drafting import DraftSource
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
@@ -54,8 +54,10 @@ from potluck.types.sequence import (
     Continuation,
     SequenceRequest,
 )
+from potluck.types.states import StateSlots
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
+    HashedState,
     SampledToken,
     SequenceId,
     Step,
@@ -78,7 +80,7 @@ class Scheduler:
         self._limits = limits
         self._drafting = Drafting(drafts, limits.max_steps_in_flight)
         self._prefix_totals = PrefixTotals()
-        self._cache = new_cache(limits, self._prefix_totals)
+        self._cache = SequenceCache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
         self._chunks = ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
         self._waiting: deque[SequenceState] = deque()
@@ -95,13 +97,14 @@ class Scheduler:
     def load(self) -> Load:
         """Return the current load. Totals are over all restarts."""
         num_waiting = len(self._waiting)
+        blocks, states = self._cache.blocks, self._cache.states
         return Load(
             num_waiting=num_waiting,
             num_running=len(self._sequences) - num_waiting,
-            num_free_blocks=self._cache.num_free,
-            num_kept_blocks=self._cache.num_kept,
+            num_free_blocks=blocks.num_free,
+            num_kept_blocks=blocks.num_kept,
             prefix=replace(self._prefix_totals),
-            states=self._cache.state_slots,
+            states=StateSlots() if states is None else states.pool.slots,
             drafts=self._drafting.totals,
         )
 
@@ -138,13 +141,15 @@ class Scheduler:
             sequence_id = SequenceId(self._next_sequence)
         elif sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence_id} is live already")
+        tokens = [*request.prompt_tokens, *continuation.output_tokens]
+        num_scored = continuation.num_scored
         sequence = SequenceState(
             sequence_id=sequence_id,
             request=request,
             max_tokens=len(request.prompt_tokens) + num_new,
-            tokens=[*request.prompt_tokens, *continuation.output_tokens],
-            num_scored=continuation.num_scored,
-            next_score=continuation.num_scored + 1,
+            tokens=tokens,
+            chain=HashChain(self._cache.blocks.root, tokens),
+            scores=PromptScores(num_scored, num_scored + 1) if request.score_prompt else None,
             is_alone=is_alone,
             # Its prompt was counted when it was first computed.
             num_cached_tokens=None if continuation == NOTHING_COMMITTED else 0,
@@ -176,7 +181,7 @@ class Scheduler:
                 f" but the context only holds {limits.context_tokens}"
             )
         self._limits = limits
-        self._cache = new_cache(limits, self._prefix_totals)
+        self._cache = SequenceCache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
         self._chunks = ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
         self._waiting = deque([*self._running, *self._waiting])
@@ -188,6 +193,7 @@ class Scheduler:
         self._step_ids = count()
         for sequence in self._waiting:
             sequence.restart()
+            sequence.chain = HashChain(self._cache.blocks.root, sequence.tokens)  # another salt
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Forget a sequence and free its blocks now; results still in flight are ignored.
@@ -222,21 +228,21 @@ class Scheduler:
                 self._is_alone_in_flight = is_alone
                 self._is_turn_of_alone = not is_alone
                 break
-        if self._limits.num_states and self._running:
+        if self._cache.states is not None and self._running:
             self._announce_waiting()
         if not forming.slices and self._restorer.is_due:
             return self._restoring_step()
         if not forming.slices:
             most = self._limits.max_step_tokens
-            self._drafting.add_ahead(forming, self._running, self._cache, most)
-        saves = self._cache.take_filled(
+            self._drafting.add_ahead(forming, self._running, self._cache.blocks, most)
+        saves = self._cache.blocks.take_filled(
             max(MAX_MOVED_BLOCKS // 2, forming.num_tokens // KV_BLOCK_TOKENS)
             if forming.slices
             else MAX_MOVED_BLOCKS * (not self._steps_in_flight)
         )
-        state_saves = self._cache.take_unsaved_states(
-            MAX_SAVED_STATES * (bool(forming.slices) or not self._steps_in_flight)
-        )
+        state_saves: tuple[HashedState, ...] = ()
+        if self._cache.states is not None and (forming.slices or not self._steps_in_flight):
+            state_saves = self._cache.states.take_unsaved(MAX_SAVED_STATES)
         if not forming.slices and not saves and not state_saves:
             return None
         last = next(reversed(self._steps_in_flight.values()), None)
@@ -249,7 +255,7 @@ class Scheduler:
             copies=tuple(forming.copies),
             state_copies=tuple(forming.state_copies),
             state_saves=state_saves,
-            saves=tuple(hashed(each) for each in saves),
+            saves=tuple(each.hashed for each in saves),
             cancels=self._drafting.cancel(void),
         )
         self._closing.clear()
@@ -321,7 +327,7 @@ class Scheduler:
         first = self._waiting[0] if self._waiting else None
         if first is None or not first.is_alone:
             return False
-        return self._admissible(first) is not None
+        return self._cache.find_with_room(first) is not None
 
     def _restoring_step(self) -> Step:
         step = self._restorer.take_due(StepId(next(self._step_ids)))
@@ -349,7 +355,7 @@ class Scheduler:
                 return
             if sequence.awaited is not None and self._cache.is_awaitable(sequence.awaited):
                 continue
-            match = self._admissible(sequence)
+            match = self._cache.find_with_room(sequence)
             if match is None:
                 return
             sequence.awaited = None if is_alone else self._cache.worth_awaiting(sequence, match)
@@ -374,9 +380,9 @@ class Scheduler:
 
     def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: Forming) -> None:
         self._waiting.remove(sequence)
-        copies = self._cache.admit(sequence, match)
-        forming.copies.extend(copies.blocks)
-        forming.state_copies.extend(copies.states)
+        copies, state_copies = self._cache.admit(sequence, match)
+        forming.copies.extend(copies)
+        forming.state_copies.extend(state_copies)
         sequence.num_admissions += 1
         sequence.num_scheduled = match.num_tokens
         if sequence.num_cached_tokens is None:
@@ -397,15 +403,6 @@ class Scheduler:
             if pending >= most * num_chunks:
                 return most
         return max(_LEAST_CHUNK_TOKENS, -(-pending // num_chunks))
-
-    def _admissible(self, sequence: SequenceState) -> PrefixMatch | None:
-        """Return what the cache has for a waiting sequence; None if there is no room for all of
-        it.
-        """
-        if sequence.awaiting_sample or not self._cache.may_have_room(sequence):
-            return None
-        match = self._cache.find(sequence)
-        return match if self._cache.has_room(sequence, match) else None
 
     def _add_decodes(self, running: list[SequenceState], forming: Forming) -> None:
         decoding = sum(1 for sequence in running if _is_decoding(sequence))
@@ -436,15 +433,18 @@ class Scheduler:
 
     def _add_chunk(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
         """Add a chunk for which there is room; return what is left of the budget."""
-        count = self._cache.cut(sequence, min(budget, sequence.num_unscheduled))
-        forming.take(sequence, count, checkpoint=self._cache.checkpoint(sequence))
+        count, checkpoint = min(budget, sequence.num_unscheduled), None
+        if self._cache.states is not None:
+            count = self._cache.states.cut(sequence, count)
+            checkpoint = self._cache.states.checkpoint(sequence)
+        forming.take(sequence, count, checkpoint=checkpoint)
         return budget - count
 
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the sequence's next position; return False if it was itself preempted."""
         if sequence.num_scheduled < len(sequence.block_table) * KV_BLOCK_TOKENS:
             return True
-        while not self._cache.grow(sequence):
+        while not self._cache.blocks.grow(sequence):
             youngest = self._running[-1]
             self._preempt(youngest)
             if youngest is sequence:
@@ -455,7 +455,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._cache.release(sequence)
         sequence.num_scheduled = 0
-        sequence.seek_again()
+        sequence.num_sought_blocks = 0
         self._waiting.appendleft(sequence)
 
     def _remove(self, sequence: SequenceState) -> None:

@@ -11,63 +11,75 @@ from potluck.types.sequence import Continuation, SequenceRequest
 from potluck.types.step import Pooling, SequenceId, SequenceOpening
 
 
+@dataclass(slots=True)
+class PromptScores:
+    """How many scores of a prompt were committed, and the next token whose score is requested."""
+
+    num_committed: int
+    next_position: int
+
+
+@dataclass(slots=True)
+class LiveState:
+    """The state of a sequence that has blocks, in a slot.
+
+    ``planned`` are the checkpoints that are to be made of it, the next one last. While a step in
+    flight verifies drafts, the slot ``snapshot`` holds the state before it. If the sequence
+    ``must_roll_back``, a draft was wrong: the state in its own slot is invalid, and what follows
+    the snapshot is computed again, from ``num_scheduled`` on.
+    """
+
+    slot: int
+    planned: list[PlannedCheckpoint]
+    snapshot: int | None = None
+    must_roll_back: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class SequenceState:
     """A live sequence. Mutable, and private to the scheduler.
 
     ``num_scheduled`` counts the leading tokens whose computation was put into a step with the
     current ``block_table``; ``num_awaited`` steps are in flight that sample for this sequence or
-    give its vector. ``is_opened`` says whether the last stage was told of the sequence.
-    ``num_scored`` counts the scores of the prompt that were committed, and ``next_score`` is the
-    position of the first token of the prompt whose score was not requested yet. One that
-    ``is_alone`` shares no step with others, and no other step is in flight at the same time as its
-    own.
+    give its vector. ``is_opened`` says whether the last stage was told of the sequence. It has
+    ``scores`` if those of its prompt were requested. One that ``is_alone`` shares no step with
+    others, and no other step is in flight at the same time as its own.
 
     ``num_computed`` counts the leading tokens that the blocks of ``block_table`` hold according to
     completed steps, in whole blocks right after admission; ``num_admissions`` distinguishes one
     block table from the next. ``num_cached_tokens`` of the prompt were in the cache when the
     sequence was first admitted; None before. ``chain`` is that of ``tokens``. ``awaited`` is the
     hash of the last block that it waits for, if any. Its leading ``num_sought_blocks`` were looked
-    for on the disks of the stages; no more will be if it ``is_sought``.
+    for on the disks of the stages; None if no more will be.
 
-    If the model has a state, ``state`` is its slot while it has blocks, and ``planned`` are the
-    checkpoints that are to be made of it, the next one last. It ``is_announced`` once others may
-    have planned checkpoints for it.
+    If the model has a state, it has a ``state`` while it has blocks, and it ``is_announced`` once
+    others may have planned checkpoints for it.
 
     ``ahead`` are guesses of the tokens that follow ``tokens``, which steps in flight verify:
     ``num_scheduled`` counts them too. When one is wrong they are dropped, the ``generation`` is
     incremented, and steps in flight that were formed for an earlier one give the sequence nothing.
-
-    While a step in flight verifies drafts, the slot ``snapshot`` holds the state before it, if the
-    model has one. If the sequence ``must_roll_back``, a draft was wrong: the state in its own slot
-    is invalid, and what follows the snapshot is computed again, from ``num_scheduled`` on.
     """
 
     sequence_id: SequenceId
     request: SequenceRequest
     max_tokens: int
     tokens: list[int]
+    chain: HashChain
+    scores: PromptScores | None = None
     block_table: list[int] = field(default_factory=list)
     num_scheduled: int = 0
     num_awaited: int = 0
     is_opened: bool = False
-    num_scored: int = 0
-    next_score: int = 1
     is_alone: bool = False
     num_computed: int = 0
     num_admissions: int = 0
     num_cached_tokens: int | None = None
-    chain: HashChain | None = None
     awaited: bytes | None = None
-    num_sought_blocks: int = 0
-    is_sought: bool = False
-    state: int | None = None
-    planned: list[PlannedCheckpoint] = field(default_factory=list)
+    num_sought_blocks: int | None = 0
+    state: LiveState | None = None
     is_announced: bool = False
     ahead: list[int] = field(default_factory=list)
     generation: int = 0
-    snapshot: int | None = None
-    must_roll_back: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -107,8 +119,8 @@ class SequenceState:
         most = self.num_to_compute - 1
         if self.request.pooling in (Pooling.CLS, Pooling.MEAN):
             return 0
-        if self.request.score_prompt and self.next_score < self.num_prompt_tokens:
-            return min(most, self.next_score - 1)
+        if self.scores is not None and self.scores.next_position < self.num_prompt_tokens:
+            return min(most, self.scores.next_position - 1)
         return most
 
     @property
@@ -118,7 +130,16 @@ class SequenceState:
         """
         if self.num_scheduled < self.num_prompt_tokens:
             return False
-        return self.num_unscheduled == 1 or self.must_roll_back
+        if self.num_unscheduled == 1:
+            return True
+        return self.state is not None and self.state.must_roll_back
+
+    @property
+    def live_state(self) -> LiveState:
+        """Return its state; raise ``ValueError`` if it has none."""
+        if self.state is None:
+            raise ValueError(f"sequence {self.sequence_id} has no state slot")
+        return self.state
 
     def opening(self) -> SequenceOpening:
         """Return what the last stage must know; it has forgotten, or never knew, the sequence."""
@@ -147,33 +168,21 @@ class SequenceState:
         self.num_awaited = 0
         self.num_scheduled = min(self.num_scheduled, len(self.tokens) - 1)
 
-    def roll_back(self, position: int) -> None:
-        """Recompute what follows the snapshot, which has the state at ``position``."""
-        self.must_roll_back = True
-        self.num_scheduled = position
-
-    def seek_again(self) -> None:
-        """Allow its blocks to be restored from the disks of the stages again."""
-        self.num_sought_blocks = 0
-        self.is_sought = False
-
     def restart(self) -> None:
         """Forget what was computed; the committed tokens and scores stay."""
         self.block_table = []
-        self.state = self.snapshot = None
-        self.must_roll_back = False
-        self.planned = []
+        self.state = None
         self.is_announced = False
         self.num_scheduled = 0
         self.num_computed = 0
-        self.chain = None  # other stages may have another salt
         self.awaited = None
-        self.seek_again()
+        self.num_sought_blocks = 0
         self.num_awaited = 0
         self.ahead.clear()
         self.generation += 1
         self.is_opened = False
-        self.next_score = self.num_scored + 1
+        if self.scores is not None:
+            self.scores.next_position = self.scores.num_committed + 1
 
 
 def num_new_tokens(

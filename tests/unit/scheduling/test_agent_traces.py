@@ -189,8 +189,9 @@ def test_a_checkpoint_goes_with_its_blocks() -> None:
     served.serve(served.words(32_000), count=1)
     totals = served.scheduler.load.prefix
     assert totals.num_evictions > 0
-    checkpoints = served.scheduler._cache._states.checkpoints  # type: ignore[attr-defined]
-    kept = [each.prefix.num_tokens for each in checkpoints]
+    states = served.scheduler._cache.states
+    assert states is not None
+    kept = [each.prefix.num_tokens for each in states.pool.checkpoints]
     assert served.scheduler.load.states.num_free > 20
     assert (1000 in kept, 992 in kept) == (False, False)
     num_computed, _ = served.serve(prompt, count=1)

@@ -1,7 +1,8 @@
 """Blocks that are restored from elsewhere, and those that are told to be stored there."""
 
 from potluck.scheduling.block_cache import BlockCache
-from potluck.scheduling.prefix_index import next_hash, root_hash
+from potluck.scheduling.limits import SchedulerLimits
+from potluck.scheduling.prefix_index import HashChain, next_hash, root_hash
 from potluck.scheduling.sequence import SequenceState
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import SequenceRequest
@@ -9,10 +10,19 @@ from potluck.types.step import SamplingParams, SequenceId
 
 
 def make_cache(num_blocks: int = 8, salt: bytes = b"") -> BlockCache:
-    return BlockCache(num_blocks, is_shared=True, totals=PrefixTotals(), salt=salt, is_stored=True)
+    limits = SchedulerLimits(
+        num_blocks=num_blocks,
+        context_tokens=60,
+        max_step_tokens=60,
+        max_step_sequences=1,
+        max_steps_in_flight=1,
+        disk_salt=salt,
+    )
+    return BlockCache(limits, PrefixTotals())
 
 
-def make_sequence(number: int, tokens: list[int]) -> SequenceState:
+def make_sequence(number: int, tokens: list[int], salt: bytes = b"") -> SequenceState:
+    known = list(tokens)
     request = SequenceRequest(
         prompt_tokens=tuple(tokens), sampling=SamplingParams(), max_new_tokens=1
     )
@@ -20,7 +30,8 @@ def make_sequence(number: int, tokens: list[int]) -> SequenceState:
         sequence_id=SequenceId(number),
         request=request,
         max_tokens=len(tokens) + 1,
-        tokens=list(tokens),
+        tokens=known,
+        chain=HashChain(root_hash(salt), known),
     )
 
 
@@ -69,7 +80,7 @@ def test_restored_blocks_count_as_computed() -> None:
     awaited = cache.worth_awaiting(sequence, match)
     assert awaited == hashes(3)[2]
     assert awaited in cache.pending
-    cache.insert_restored(restoration, 2, sequence=sequence)
+    cache.insert_restored(restoration, 2)
     assert awaited not in cache.pending
     assert (cache.num_free, cache.num_kept) == (8, 2)
     match = cache.find(sequence)
@@ -80,7 +91,7 @@ def test_restored_blocks_count_as_computed() -> None:
     assert again is not None
     assert again.held == match.blocks
     assert cache.num_free == 5, "what comes before it is not evicted meanwhile"
-    cache.insert_restored(again, 1, sequence=sequence)
+    cache.insert_restored(again, 1)
     assert cache.find(sequence).num_tokens == 48
     assert cache.num_free == 8
     assert cache.take_filled(99) == (), "what was restored is stored already"
@@ -96,7 +107,7 @@ def test_without_room_nothing_is_restored() -> None:
 
 def test_other_salts_share_no_hash() -> None:
     one, sequence = make_cache(), make_sequence(0, PROMPT)
-    other, same = make_cache(salt=b"other"), make_sequence(0, PROMPT)
+    other, same = make_cache(salt=b"other"), make_sequence(0, PROMPT, b"other")
     some = one.stored_candidates(sequence, one.find(sequence))
     assert not set(some) & set(other.stored_candidates(same, other.find(same)))
 

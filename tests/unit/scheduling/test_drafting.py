@@ -204,7 +204,7 @@ def test_drafts_take_no_blocks_from_others() -> None:
     run(scheduler, pipeline)
     for _ in range(2):
         run(scheduler, pipeline)  # up to position 11
-    scheduler._cache._pool.take(scheduler.load.num_free_blocks)
+    scheduler._cache.blocks._pool.take(scheduler.load.num_free_blocks)
     assert len(run(scheduler, pipeline)[0].slices[0].tokens) == 4
     step = formed(scheduler)
     assert step.slices[0].tokens == (TEXT[15],), "the block ends there"
