@@ -138,7 +138,7 @@ class Membership:
             if config.connect:
                 await membership._wait_for_members()
         except BaseException:
-            await membership._leave(_GIVE_UP_SECONDS)
+            await membership.close(wait_seconds=_GIVE_UP_SECONDS)
             raise
         return membership
 
@@ -245,9 +245,13 @@ class Membership:
             node_id, target, method, payload, silence_seconds=silence_seconds
         )
 
-    async def close(self) -> None:
+    async def close(self, *, wait_seconds: float = CLOSE_SECONDS) -> None:
         """Leave: cancel handlers, fail calls, close the session. Bounded in time. Idempotent."""
-        await self._leave(CLOSE_SECONDS)
+        self._has_left = True
+        self._namesakes.close()
+        self._client.close()
+        await self._server.close()
+        await self._session.close(wait_seconds=wait_seconds)
 
     async def __aenter__(self) -> Self:
         return self
@@ -259,13 +263,6 @@ class Membership:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-    async def _leave(self, wait_seconds: float) -> None:
-        self._has_left = True
-        self._namesakes.close()
-        self._client.close()
-        await self._server.close()
-        await self._session.close(wait_seconds=wait_seconds)
 
     def _use(self, session: ZenohSession) -> None:
         """Call and answer over ``session``, in which no other member is known yet."""

@@ -1,0 +1,170 @@
+"""Count the Python modules that a chat request and a token of an answer pass through.
+
+    python benchmarks/walks.py MODEL OUT.json [--agents 1]
+
+Agents with MODEL deployed note which functions they and their workers call, by module. The calls of
+a chat request with one token are compared with those of the same time without a request, and so are
+the calls for a hundred tokens in the middle of a stream. A module is on the way if it was called at
+least twice as often. With two agents, the request is sent to the one that does not coordinate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from circumstances import circumstances
+from live_cluster import LiveAgent, LiveCluster, wait_until
+from token_stream import Ask, TokenStream
+
+SCHEMA = "potluck.benchmark.walks/1"
+
+NUM_REQUESTS = 20
+"""As many as are needed for calls of a request to exceed those of background tasks."""
+
+NUM_TOKENS = 400
+
+_PROFILER = """
+import collections, json, os, pathlib, signal, sys, threading
+
+counts = collections.Counter()
+folder = pathlib.Path(os.environ["WALKS_FOLDER"])
+
+def note(frame, event, argument):
+    if event == "call":
+        counts[frame.f_code.co_filename] += 1
+
+def dump(number, frame):
+    draft = folder / f"{os.getpid()}.draft"
+    draft.write_text(json.dumps({"command": sys.orig_argv, "counts": dict(counts)}))
+    counts.clear()
+    draft.rename(draft.with_suffix(".json"))
+
+if "potluck" in sys.orig_argv or "potluck.cluster.worker" in sys.orig_argv:
+    signal.signal(signal.SIGUSR1, dump)
+    threading.setprofile(note)
+    sys.setprofile(note)
+"""
+"""A ``sitecustomize``: what it defines is there before the first module of Potluck."""
+
+
+class Recording:
+    """What agents and their workers call, since the last ``take``."""
+
+    def __init__(self, folder: Path, agents: list[LiveAgent]) -> None:
+        self._folder = folder
+        self._processes = {f"agent {agent.number}": agent.pid for agent in agents} | {
+            f"worker of agent {agent.number}": pid for agent in agents for pid in agent.workers()
+        }
+
+    def take(self) -> dict[str, Counter[str]]:
+        """Return the number of calls by process and module, and start again."""
+        found = {}
+        for name, pid in self._processes.items():
+            file = self._folder / f"{pid}.json"
+            file.unlink(missing_ok=True)
+            os.kill(pid, signal.SIGUSR1)
+            wait_until(file.exists, within=30, what=f"{name} has written its calls")
+            calls: Counter[str] = Counter()
+            for path, count in json.loads(file.read_text("utf-8"))["counts"].items():
+                _, is_own, module = path.rpartition("/src/potluck/")
+                if is_own:
+                    calls[module] += count
+            found[name] = calls
+        return found
+
+
+def on_the_way(
+    during: dict[str, Counter[str]], idle: dict[str, Counter[str]]
+) -> dict[str, list[str]]:
+    """Return the modules of each process that were called at least twice as often as when idle."""
+    return {
+        name: sorted(module for module, count in calls.items() if count >= 2 * idle[name][module])
+        for name, calls in during.items()
+    }
+
+
+def _chat(port: int, seed: int) -> None:
+    """Ask for one token of a sampled answer to a chat."""
+    messages = [{"role": "user", "content": "Who are you?"}]
+    body = {"model": "walked", "messages": messages, "max_tokens": 1, "seed": seed}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    if response.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"a request failed: {text.decode()}")
+
+
+def measure(model: str, num_agents: int, work: Path) -> dict[str, dict[str, list[str]]]:
+    """Return the modules on the way of a request and of a token."""
+    (work / "sitecustomize.py").write_text(_PROFILER)
+    os.environ["WALKS_FOLDER"] = str(work)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(work), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    with LiveCluster(work / "cluster") as cluster:
+        agents = [cluster.start(number) for number in range(num_agents)]
+        cluster.await_members()
+        cluster.deploy(agents[0], model, "walked")
+        port = agents[-1].port
+        _chat(port, seed=NUM_REQUESTS)
+        recording = Recording(work, agents)
+        recording.take()
+        started = time.monotonic()
+        for seed in range(NUM_REQUESTS):
+            _chat(port, seed)
+        took = time.monotonic() - started
+        request = recording.take()
+        time.sleep(took)
+        request_ways = on_the_way(request, recording.take())
+
+        stream = TokenStream()
+        ask = Ask(prompt="a fox", max_tokens=NUM_TOKENS, seed=1)
+        reader = threading.Thread(target=stream.read, args=(port, "walked", ask))
+        reader.start()
+        wait_until(lambda: len(stream.times) > 10, within=60, what="the stream has begun")
+        recording.take()
+        started = time.monotonic()
+        first = len(stream.times)
+        wait_until(lambda: len(stream.times) > first + 100, within=60, what="100 tokens have come")
+        tokens = recording.take()
+        took = time.monotonic() - started
+        if reader.is_alive() is False or len(stream.times) >= NUM_TOKENS - 10:
+            raise RuntimeError("the stream ended while it was measured")
+        reader.join()
+        recording.take()
+        time.sleep(took)
+        token_ways = on_the_way(tokens, recording.take())
+    return {"request": request_ways, "token": token_ways}
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--agents", type=int, default=1)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        ways = measure(arguments.model, arguments.agents, Path(work))
+    result = {"schema": SCHEMA, **circumstances(), "agents": arguments.agents, **ways}
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for kind, by_process in ways.items():
+        for process, modules in by_process.items():
+            print(f"{kind}, {process}: {len(modules)} modules")
+
+
+if __name__ == "__main__":
+    main()
