@@ -312,7 +312,7 @@ def measure_latent(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--isa", nargs="+", default=available_isas(), choices=available_isas())

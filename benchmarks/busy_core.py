@@ -68,7 +68,7 @@ def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
 
 
 def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
-    """The medians over rounds of ``samples`` divided by ``base``."""
+    """Return the median over rounds of ``samples / base``, for prefill and for decoding."""
     pairs = list(zip(samples, base, strict=True))
     return Sample(
         prefill=statistics.median(a.prefill / b.prefill for a, b in pairs),
@@ -77,7 +77,7 @@ def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

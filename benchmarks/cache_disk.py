@@ -148,7 +148,7 @@ def _step(engine: NativeEngine, num_tokens: int, start: int) -> None:
 def _decoding(
     engine: NativeEngine, keeper: DiskKeeper, blocks: list[HashedBlock]
 ) -> dict[str, object]:
-    """Steps that save and steps that do not, in turns; the times are of the saves and the steps."""
+    """Time decoding steps with and without a save before each, alternating; return the medians."""
     plain, saving = [], []
     for turn in range(_ROUNDS + 1):
         plain.append(_seconds(lambda: _step(engine, 1, _DECODE_POSITION)))

@@ -128,7 +128,7 @@ def main() -> None:
 
 @contextmanager
 def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
-    """A cluster of that many agents with the model cut over all of them."""
+    """Run a cluster of ``num_stages`` agents with the model divided among all of them."""
     with ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         environment = {**os.environ, SECRET_VARIABLE: generate_secret()}
@@ -309,7 +309,7 @@ def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _process(command: list[str], index: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process on one core, and everything that it starts, too; ended with the block."""
+    """Run a process and its children on one core until the end of the block."""
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[index % len(cores)])
     process = subprocess.Popen(["taskset", "-c", core, *command], **options)
@@ -367,7 +367,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _circumstances(arguments: argparse.Namespace) -> dict[str, object]:
-    """What has to be known to measure the same again."""
+    """Return everything that is needed to repeat the measurement."""
     weights = [arguments.model] if arguments.model.is_file() else arguments.model.glob("*.saf*")
     return {
         **circumstances(),

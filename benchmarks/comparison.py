@@ -62,7 +62,7 @@ class Setting:
         return dataclasses.replace(self, is_fast=False)
 
     def on(self, side: Side) -> Setting:
-        """What ``side`` runs for it."""
+        """Return the setting that ``side`` runs for this one."""
         return self if side is Side.OURS else self.theirs
 
     @property
@@ -200,7 +200,7 @@ class Scope:
         return [name for name in ("Q8_0", "Q4_K_M") if name in self.types] or [self.one]
 
     def setting(self, type_name: str, **changes: Any) -> Setting:
-        """The plain one, changed."""
+        """Return the plain setting of a type with ``changes`` applied."""
         plain = Setting(
             type_name=type_name,
             num_threads=self.num_threads,
@@ -374,7 +374,7 @@ def settings_of(selected_questions: Sequence[Question]) -> list[Setting]:
 def answer(
     question: Question, samples: Samples, work: Work, limits: Limits, *, counts: bool
 ) -> Row:
-    """The row. ``counts`` says whether llama.cpp's build is one that a ratio counts against."""
+    """Return the row. ``counts`` says whether ratios to this build of llama.cpp count."""
     ours, theirs = (_rate(samples, side, question.setting, question.phase) for side in Side)
     fractions: list[float | None] = [None, None]
     setting = question.setting

@@ -184,7 +184,7 @@ def _number(pattern: str, text: str) -> float:
 
 @contextlib.contextmanager
 def _worker(program: Path, core: int) -> Iterator[str]:
-    """A worker on a core; its address."""
+    """Run a worker on a core, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -162,7 +162,7 @@ def models() -> Iterator[Model]:
 
 
 def with_vocabulary(path: Path) -> Path:
-    """A copy that says it has no tokenizer, which llama.cpp wants to be said."""
+    """Write a copy marked as having no tokenizer, as llama.cpp requires; return its path."""
     reader = gguf.GGUFReader(path)
     out = path.with_name("peer.gguf")
     fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}

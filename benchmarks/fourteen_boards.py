@@ -195,7 +195,7 @@ def main() -> None:
 
 
 def make_model(drill: Drill, work: Path) -> Path:
-    """The drill's model in a folder below ``work``; made if it is not there. Returns the folder."""
+    """Return the folder of the drill's model below ``work``; create the model if it is missing."""
     model = work / f"model-{drill.name}"
     complete = model / "complete"
     made_from = repr(drill.shape) + "\n"
@@ -296,14 +296,14 @@ class Board:
     log: Path
 
     def ask(self, method: str, **params: object) -> Any:
-        """What the agent says over its control socket."""
+        """Call the agent over its control socket, and return the result."""
         result = None
         for document in ask(self.state.control_socket, method, params):
             result = document.get("result")
         return result
 
     def state_of_cluster(self) -> Any:
-        """The cluster as it sees it, once it is up."""
+        """Return the cluster as this agent sees it, or None until the agent answers."""
         if self.agent.poll() is not None:
             raise RuntimeError(f"an agent did not start: {self.log.read_text(encoding='utf-8')}")
         try:
@@ -324,7 +324,7 @@ def memory_controller() -> Path:
 
 @contextmanager
 def memory_group(name: str, cap_bytes: int) -> Iterator[Path]:
-    """A control group whose processes may use ``cap_bytes`` and no swap; they end with the block.
+    """Create a control group limited to ``cap_bytes`` and no swap; end its processes afterwards.
 
     Raises ``NoControlGroupsError``.
     """

@@ -151,7 +151,7 @@ def measure(
 
 
 def write_indexed_model(directory: Path) -> int:
-    """An index, and 20 files of 50 small tensors. Returns the bytes of all headers."""
+    """Write an index and 20 files of 50 small tensors. Return the size of all headers in bytes."""
     weight_map = {}
     header_bytes = 0
     for number in range(20):
@@ -171,7 +171,7 @@ def write_indexed_model(directory: Path) -> int:
 
 
 def write_vocabulary(path: Path) -> int:
-    """The metadata that Qwen's files have of their vocabulary. Returns its bytes."""
+    """Write vocabulary metadata of the size that Qwen's files have. Return its size in bytes."""
     tokens = [f"token-{number}" for number in range(151_936)]
     merges = [f"{tokens[number]} {tokens[-number]}" for number in range(151_387)]
     entries = [

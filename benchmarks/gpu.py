@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     names = [name for name in SHAPES if name != THIN]
@@ -102,7 +102,7 @@ def probe_units(arguments: argparse.Namespace) -> ProbeReport:
 
 
 def unit_document(report: ProbeReport, trial: Trial) -> dict[str, object]:
-    """A trial with the name of its device: those that failed say why they have no rows."""
+    """Return a trial with the name of its device, and the reason if the trial failed."""
     (device,) = (each for each in report.devices if each.device_id == trial.device_id)
     return {
         "device": device.name or device.reported_name or device.chip,
@@ -113,7 +113,7 @@ def unit_document(report: ProbeReport, trial: Trial) -> dict[str, object]:
 
 
 def measured_rows(report: ProbeReport, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The host's time and every shape in every format, unit after unit."""
+    """Measure the host's time, then every shape in every format, for each unit that works."""
     for trial in report.trials:
         if not trial.works:
             continue
@@ -173,7 +173,7 @@ def shares(row: dict[str, Any], host: dict[str, Any], trial: Trial) -> dict[str,
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """Return a row as a line of text."""
     what = f"{row['unit']:32} {row['shape']:5} {row['format']:5}"
     if "failed" in row:
         return f"{what} failed: {row['failed']}"

@@ -92,7 +92,7 @@ class Ready:
 
 
 def make_program(case: Case, num_layers: int | None = None) -> Program:
-    """The whole model of a shape, for a context that the case needs; or with fewer layers."""
+    """Return the whole model of a shape, or ``num_layers`` of it, with the context of the case."""
     shape = SHAPES[case.shape]
     layers = num_layers or shape.num_layers
     context_tokens = case.num_prompt_tokens + case.num_decode_tokens + 1
@@ -221,7 +221,7 @@ class Runner:
         opened: tuple[SequenceOpening, ...] = (),
         closed: tuple[SequenceId, ...] = (),
     ) -> int:
-        """The token that was sampled, or 0."""
+        """Run a step, and return the sampled token, or 0 if none was sampled."""
         num_blocks = -(-(start + len(tokens)) // KV_BLOCK_TOKENS)
         part = SequenceSlice(
             sequence_id=sequence_id,

@@ -93,7 +93,7 @@ def held_bytes() -> int:
 
 
 def tekken_tokens(path: Path) -> TokenList:
-    """A vocabulary as Mistral's files have it: control tokens first, then bytes in base64."""
+    """Read a vocabulary in Mistral's format: control tokens first, then the others in base64."""
     document = json.loads(path.read_text(encoding="utf-8"))
     size = document["config"]["default_vocab_size"]
     num_control = document["config"]["default_num_special_tokens"]
@@ -147,7 +147,7 @@ def follow(vocabulary: Vocabulary, grammar: str) -> dict[str, object]:
 
 
 def many_schemas(vocabulary: Vocabulary) -> dict[str, object]:
-    """A thousand clients, each with a schema of its own."""
+    """Compile a schema for each of a thousand clients, and measure the time and memory."""
     before = held_bytes()
     matchers = Matchers(vocabulary)
     started = time.perf_counter()
@@ -166,7 +166,7 @@ def many_schemas(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def check_seconds() -> dict[str, float]:
-    """The child of a gateway: the first grammar starts it."""
+    """Time the gateway's checks of grammars in milliseconds; the first also starts the child."""
     checker = GrammarChecker()
     try:
         seconds = {}

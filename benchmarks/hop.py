@@ -116,7 +116,7 @@ def _summarize(samples: list[float], payload_bytes: int, with_tls: bool) -> dict
 
 @contextlib.contextmanager
 def _edges(*, with_tls: bool) -> Iterator[Ends]:
-    """The near ends of an edge to a process that sends back what it gets, and of one back."""
+    """Open an edge to a process that echoes frames, and one back; yield the near ends of both."""
     with contextlib.ExitStack() as stack:
         directory: Path | None = None
         if with_tls:
@@ -161,7 +161,7 @@ def _echo(port: int, directory: Path | None) -> None:
 
 
 def _listen(node_id: NodeId, directory: Path | None) -> EdgeListener | socket.socket:
-    """What an edge's receiver listens with; without credentials a plain socket."""
+    """Listen as the receiver of an edge does; on a plain socket if there are no credentials."""
     if directory is None:
         return socket.create_server(("127.0.0.1", 0))
     return EdgeListener.at("127.0.0.1", read_pem_files(directory / node_id, node_id))

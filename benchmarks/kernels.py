@@ -52,7 +52,8 @@ def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
 def make_run(
     isa: str, format: TensorFormat, num_rows: int, num_tokens: int, *, is_fast: bool
 ) -> tuple[Callable[[], None], int]:
-    """A call of the exact or the fast kernel over random weights, and the weights' bytes.
+    """Return a call of the exact or fast kernel over random weights, and the weights' size in
+    bytes.
 
     Two bits of every byte are fixed, so that no float and no scale among them, wherever it lies,
     is infinite or subnormal; what the weights are worth does not matter otherwise.
@@ -129,7 +130,7 @@ def measure(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     labels = [format.label for format in COMPUTED_FORMATS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")

@@ -93,7 +93,7 @@ class LiveAgent:
         self.started_at = time.monotonic()
 
     def ask(self, method: str, **params: object) -> Document:
-        """What the control socket answers. Raises ``PotluckError``."""
+        """Call the agent over its control socket. Raise ``PotluckError`` if that fails."""
         *_, document = ask(self.state / "control.sock", method, params)
         result: Document = document["result"]
         return result
@@ -233,7 +233,7 @@ class LiveCluster:
         return deployed
 
     def deployment(self, agent: LiveAgent, name: str) -> Document | None:
-        """The deployment as ``agent`` knows it; None where it knows none or does not answer."""
+        """Return the deployment as ``agent`` knows it; None if it knows none or does not answer."""
         with contextlib.suppress(PotluckError, OSError):
             for deployment in agent.ask("state")["deployments"]:
                 if deployment["model_id"] == name:
@@ -242,7 +242,7 @@ class LiveCluster:
         return None
 
     def await_ready(self, agent: LiveAgent, name: str) -> Document:
-        """The deployment, once ``agent`` knows it as ready."""
+        """Return the deployment once ``agent`` reports it as ready."""
         found: Document = {}
 
         def is_ready() -> bool:
@@ -254,7 +254,7 @@ class LiveCluster:
         return found
 
     def by_node(self, node_id: str) -> LiveAgent:
-        """The agent of a node."""
+        """Return the agent of a node."""
         (found,) = [agent for agent in self.agents.values() if agent.node_id == node_id]
         return found
 

@@ -45,7 +45,7 @@ class Peer(Protocol):
     """A way to run llama.cpp."""
 
     def describe(self, model: Path) -> Build:
-        """Raises ``RunFailedError`` when it does not even start."""
+        """Describe the build. Raise ``RunFailedError`` if it cannot even start."""
         ...
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
@@ -66,7 +66,7 @@ class LlamaBench:
     repacks: bool = True
 
     def describe(self, model: Path) -> Build:
-        """The commit from ``--version``, the features from ``llama-completion``'s log."""
+        """Describe the build by ``--version`` and the log of ``llama-completion``."""
         version = output_of(
             [str(self.executable), "--version"], self.timeout_seconds, with_errors=True
         )
@@ -138,7 +138,7 @@ class Xllamacpp:
     timeout_seconds: float
 
     def describe(self, model: Path) -> Build:
-        """What the package says of itself; it does not need ``model``."""
+        """Describe the build as the package reports it; ``model`` is not needed."""
         output = json.loads(output_of([sys.executable, str(_CHILD)], self.timeout_seconds))
         return Build(
             name=f"xllamacpp {output['version']}",
@@ -195,7 +195,7 @@ def parse_child(printed: str) -> Outcome:
 
 
 def parse_features(printed: str) -> tuple[str, ...] | None:
-    """What ``llama_print_system_info`` lists as there: ``AVX2 = 1 | AMX_INT8 = 1 | …``."""
+    """Parse the features of ``llama_print_system_info``: ``AVX2 = 1 | AMX_INT8 = 1 | …``."""
     line = next((each for each in printed.splitlines() if "SSE3 = " in each), None)
     if line is None:
         line = next((each for each in printed.splitlines() if "NEON = " in each), None)

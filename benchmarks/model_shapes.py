@@ -293,7 +293,7 @@ class Tensor:
 
 
 def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
-    """The tensors of a checkpoint; every expert has its own."""
+    """Yield the tensors of a checkpoint, which has separate tensors for each expert."""
     yield Tensor(name="model.embed_tokens.weight", dimensions=(vocab_size, shape.hidden_size))
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
@@ -313,7 +313,7 @@ def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
 
 
 def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
-    """The tensors of a GGUF file; those of all experts of a layer are one, experts first."""
+    """Yield the tensors of a GGUF file, which combines all experts of a layer, experts first."""
     hidden = shape.hidden_size
     yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
     for layer in range(shape.num_layers):

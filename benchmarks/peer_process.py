@@ -56,7 +56,7 @@ def output_of(
     *,
     with_errors: bool = False,
 ) -> str:
-    """What a command printed, and what it printed as errors after it where that is asked for.
+    """Return a command's output, followed by its error output if ``with_errors``.
 
     Raises ``RunFailedError``.
     """
@@ -81,5 +81,5 @@ def output_of(
 
 
 def published(command: Sequence[str]) -> tuple[str, ...]:
-    """A command without the directories of this machine."""
+    """Return a command without the directories of this machine."""
     return tuple(Path(each).name if each.startswith("/") else each for each in command)

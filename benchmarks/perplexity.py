@@ -53,7 +53,7 @@ F64 = NDArray[np.float64]
 
 
 def fixed_text() -> str:
-    """The decision records, in order."""
+    """Return the text of the decision records, in order."""
     paths = sorted(RECORDS.glob("0*.md"))
     chosen = [path for path in paths if FIRST_RECORD <= int(path.name[:4]) <= LAST_RECORD]
     return "\n".join(path.read_text(encoding="utf-8") for path in chosen)
@@ -84,7 +84,7 @@ def widen(source: Path, target: Path) -> None:
 def opened(
     model: Path, quantization: Quantization, num_chunks: int, num_threads: int
 ) -> Iterator[LoadableEngine]:
-    """The whole model in one engine, with room for all chunks."""
+    """Load the whole model into one engine that has room for all chunks."""
     description = describe_model(str(model))
     shard = Shard.whole(description.config.num_layers)
     size = StageSize(
@@ -125,7 +125,7 @@ def log_probabilities(engine: Engine, chunks: Sequence[Sequence[int]]) -> Iterat
 def _slice(
     chunk: int, tokens: Sequence[int], start: int, end: int, *, sample: bool
 ) -> SequenceSlice:
-    """A part of a chunk, which has cache blocks of its own."""
+    """Return a part of a chunk; every chunk has its own cache blocks."""
     num_blocks = CHUNK // KV_BLOCK_TOKENS
     return SequenceSlice(
         sequence_id=SequenceId(chunk),
@@ -177,7 +177,7 @@ def measure(
 
 
 def chunks_of(model: Path, text: str, count: int) -> list[list[int]]:
-    """The text's first ``count`` chunks; each begins with the bos token if the model has one."""
+    """Return the text's first ``count`` chunks, each after the BOS token if the model has one."""
     tokenizer = load_tokenizer(describe_model(str(model)).files)
     leading = list(tokenizer.encode(""))
     tokens = list(tokenizer.encode(text, add_bos=False))

@@ -184,7 +184,7 @@ def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def _engine_alone(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What ``stage_times.py`` prints, on the core of the first agent."""
+    """Run ``stage_times.py`` on the core of the first agent, and return its output."""
     core = min(os.sched_getaffinity(0))
     script = str(Path(__file__).parent / "stage_times.py")
     command = ["taskset", "-c", str(core), sys.executable, script]
@@ -208,7 +208,7 @@ def _prefer(pid: int, nice: int) -> None:
 def _cluster(
     arguments: argparse.Namespace, num_agents: int, python: str
 ) -> Iterator[list[LiveAgent]]:
-    """That many agents, with the model divided among all of them; the first coordinates."""
+    """Run ``num_agents`` agents with the model divided among them; the first one coordinates."""
     cores = sorted(os.sched_getaffinity(0))
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -253,7 +253,7 @@ def _scheduled(pid: int) -> tuple[float, float]:
 
 
 def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
-    """Steps, and seconds of computing and of sending, by stage."""
+    """Return the number of steps, and the seconds of computing and of sending, by stage."""
     url = f"http://127.0.0.1:{agent.port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as response:
         lines = response.read().decode("utf-8").splitlines()
@@ -303,7 +303,7 @@ class _Stream:
         self.is_over = not received or b"data: [DONE]" in received
 
     def text(self, num_tokens: int) -> str:
-        """The whole answer. Raises ``RuntimeError`` if it is not."""
+        """Return the complete answer. Raise ``RuntimeError`` if it is incomplete."""
         text, num_given = "", None
         for line in bytes(self._received).splitlines():
             if line.startswith(b"data: {"):

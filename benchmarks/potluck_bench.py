@@ -59,8 +59,8 @@ def parse_bench(printed: str, *, is_fast: bool, is_sampled: bool = False) -> Out
 
 
 def outside_products(phase: Mapping[str, Any]) -> float:
-    """The fraction of a phase in ops that are no products with weights. Those with weights have
-    the name of their matrices: ``attn.q+k+v``, ``head``, ``experts``.
+    """Return the fraction of a phase in ops that are not products with weights. Products with
+    weights are named after their matrices: ``attn.q+k+v``, ``head``, ``experts``.
     """
     shares: list[float] = [
         each["share"]

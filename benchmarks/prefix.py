@@ -89,7 +89,7 @@ class Options:
     cold_turns: int
 
     def case(self, server: str, context_tokens: int, num_slots: int) -> Document:
-        """What a child is told."""
+        """Return the input of a child process."""
         return {
             "server": server,
             "model": self.model,
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def conversation(options: Options, peers: Sequence[str]) -> list[Document]:
-    """The first and the second turn, of a new conversation in each round."""
+    """Measure the first and the second turn of a new conversation in each round."""
     context = options.conversation_tokens + 512
     rows = []
     with ExitStack() as stack:
@@ -168,7 +168,7 @@ def conversation(options: Options, peers: Sequence[str]) -> list[Document]:
 
 
 def stream(options: Options, _: Sequence[str]) -> Document:
-    """The times between a stream's tokens, before a long prompt arrives and while it is read."""
+    """Measure the time between a stream's tokens, before and while a long prompt is processed."""
     context = options.conversation_tokens + 512
     rounds = []
     with Child(options.case("potluck", context, 1)) as child:
@@ -264,7 +264,7 @@ def _tokens(draw: random.Random, count: int) -> list[int]:
 
 
 def _answer(answer: Document, draw: random.Random) -> list[int]:
-    """What was answered; a server that does not tell tokens is taken to have said others."""
+    """Return the tokens of an answer; arbitrary ones for a server that does not report tokens."""
     return list(answer["tokens"]) or _tokens(draw, _ANSWER_TOKENS)
 
 

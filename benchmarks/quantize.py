@@ -150,7 +150,7 @@ def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
 
 
 def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict[str, object]]:
-    """A row for the plain read, one for every target and number of threads."""
+    """Measure the plain read, then every target with every number of threads."""
     num_rows = num_bytes // 2 // COLUMNS
     x = np.random.default_rng(1).standard_normal((num_rows, COLUMNS)).astype(np.float32)
     rows = (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
@@ -177,7 +177,7 @@ def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--ggml", type=Path, help="a libggml-base to compare with")

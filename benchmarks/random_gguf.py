@@ -119,7 +119,7 @@ def write_gguf(
 
 
 def _add_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
-    """What the converter says of latent attention, besides the sizes of its one key."""
+    """Write what the converter writes for latent attention, except the sizes of its one key."""
     writer.add_value_length(latent.latent_rank)
     writer.add_key_length_mla(latent.nope_dim + latent.rope_dim)
     writer.add_value_length_mla(latent.value_dim)
@@ -188,7 +188,7 @@ def _that_fits(fmt: TensorFormat, tensor: Tensor) -> TensorFormat:
 
 
 def _add_tokenizer(writer: Any, vocab_size: int, demo: dict[str, Any]) -> None:
-    """That of demo; the ids beyond are unused tokens, as files have them that were filled up."""
+    """Write demo's tokenizer, padded to ``vocab_size`` with unused tokens as real files are."""
     tokenizer = json.loads((DEMO_DIRECTORY / "tokenizer.json").read_text(encoding="utf-8"))
     ids = tokenizer["model"]["vocab"] | {
         each["content"]: each["id"] for each in tokenizer["added_tokens"]

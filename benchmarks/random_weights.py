@@ -67,8 +67,8 @@ def random_tensor(
     dimensions: tuple[int, ...],
     vector_value: float = 1.0,
 ) -> Iterator[NDArray[np.uint8]]:
-    """What a file stores of a tensor, in pieces of at most 64 MiB: one value of a vector, which is
-    1 of a norm's weight, and random rows of anything else.
+    """Yield the stored bytes of a tensor in pieces of at most 64 MiB. All elements of a vector
+    equal ``vector_value`` (1 suits the weight of a norm); everything else has random rows.
     """
     num_columns = dimensions[-1]
     if len(dimensions) == 1:

@@ -371,7 +371,7 @@ def _watching(gateway: LiveAgent, survivors: Sequence[LiveAgent]) -> Iterator[_W
 
 
 def _next_token(times: Sequence[float], killed_at: float) -> float | None:
-    """The token after the longest gap that ends after the kill: what was under way then, comes."""
+    """Return the end of the longest gap after the kill: tokens in flight then still arrive."""
     later = [
         (at - before, at)
         for before, at in zip([killed_at, *times], times, strict=False)

@@ -363,7 +363,7 @@ def _disturb(
 
 
 def _with_pauses(kills: Sequence[Kill], gaps: Sequence[tuple[float, float]]) -> list[Kill]:
-    """The kills, each with the longest gap that reaches into the time until the next one."""
+    """Return the kills, each with the longest gap that overlaps the time until the next kill."""
     completed = []
     for kill, following in itertools.pairwise([*kills, None]):
         assert kill is not None

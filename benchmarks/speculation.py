@@ -290,7 +290,7 @@ def _of_shape(shape: Path, num_cores: int, num_tokens: int, num_rounds: int) -> 
 
 
 def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterator[Case]:
-    """The cases whose answers are long enough, each with the first such seeds."""
+    """Yield the cases whose answers are long enough, each with the first seeds that make it so."""
     for sampling in _SAMPLINGS:
         for name, (message, prediction) in EDITING.items():
             for kind, predicted in (("editing", ""), ("predicted", prediction)):
@@ -451,7 +451,9 @@ def _opened(path: Path, num_threads: int) -> Iterator[Callable[[str], Ask]]:
 
 
 def _over_http(model: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[Pair]:
-    """The same deployed twice by one agent, on the same cores. The client shares them."""
+    """Measure two deployments of the model by one agent, with and without drafts, over HTTP. The
+    client runs on the same cores.
+    """
     with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
         agent = cluster.start(0, num_threads=num_cores)
         for draft in ("off", "ngram"):
@@ -501,7 +503,7 @@ def _two_stages(
 
 @contextlib.contextmanager
 def _cluster_on(model: Path, cores: Sequence[int]) -> Iterator[int]:
-    """An agent with a stage on each of ``cores``; the HTTP port of the first."""
+    """Run an agent with a stage on each of ``cores``, and yield the first one's HTTP port."""
     with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
         for number, core in enumerate(cores):
             cluster.start(number, core=core)
@@ -576,7 +578,7 @@ def _streamed(port: int, path: str, body: Mapping[str, Any]) -> Answer:
 
 
 def _peer(model: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[dict[str, Any]]:
-    """What ``speculation_peer.py`` has measured. Raise ``RunFailedError`` if it cannot."""
+    """Return the measurements of ``speculation_peer.py``. Raise ``RunFailedError`` if it fails."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise RunFailedError("the package xllamacpp is not installed")
     texts = {"editing": [message for message, _ in EDITING.values()], "free": [*FREE.values()]}

@@ -154,7 +154,7 @@ def timed(call: Callable[[], None]) -> dict[str, float]:
 
 
 def read_words(matrix: Any, x: Any) -> Any:
-    """The sums of the words of each row, as floats: what a product reads but for x and scales."""
+    """Sum the words of each row as floats: a product's memory traffic without x and scales."""
     from potluck.engines.tinygrad.adapter import AxisType, KernelInfo, Ops, Tensor, UOp, dtypes
     from potluck.engines.tinygrad.weights import launch_for
 
@@ -180,7 +180,7 @@ def read_words(matrix: Any, x: Any) -> Any:
 
 
 def scheduled_by_tinygrad(stored: Any, format: TensorFormat, device: str) -> Any:
-    """The values by tinygrad's own expression, which it fuses with the product."""
+    """Return the values as an expression of tinygrad's own, which it fuses with the product."""
     import gguf
     from tinygrad.llm.gguf import ggml_data_to_tensor
 
@@ -193,7 +193,7 @@ def scheduled_by_tinygrad(stored: Any, format: TensorFormat, device: str) -> Any
 
 
 def stored_rows(info: TensorInfo) -> Any:
-    """Some rows of random weights; two bits of each byte are fixed, so that none is infinite."""
+    """Return some rows of random weights; two bits of each byte are fixed to avoid infinities."""
     some = np.random.default_rng(0).integers(0, 256, _BLOCK_ROWS * info.row_bytes, dtype=np.uint8)
     return some & 0xBF | 0x20
 

@@ -32,7 +32,7 @@ class Ask:
     schema: str | None = None
 
     def body(self, model: str) -> Mapping[str, object]:
-        """What ``/v1/completions`` takes."""
+        """Return the body of a request to ``/v1/completions``."""
         return {
             "model": model,
             "prompt": self.prompt,
@@ -119,7 +119,7 @@ class TokenStream:
 
 
 def stream_whole(port: int, model: str, ask: Ask) -> TokenStream:
-    """An answer that must be whole. Raises ``RuntimeError`` if it is not."""
+    """Stream an answer that must be complete. Raise ``RuntimeError`` if it is not."""
     stream = TokenStream()
     stream.read(port, model, ask)
     if not stream.is_whole or stream.num_tokens != ask.max_tokens:

@@ -94,7 +94,7 @@ class Session:
         )
 
     def model(self, type_name: str) -> Path:
-        """The file of a type, made when it is missing."""
+        """Return the path of a type's file; create the file if it is missing."""
         path = self.directory / f"{self.shape_name}-{type_name}.gguf"
         if not path.exists():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class Session:
             self._keep(Side.THEIRS, setting, run, counted=run is best)
 
     def _better_attention(self, setting: Setting) -> bool:
-        """The faster over prefill and decode together, tried before anything counts."""
+        """Return whether flash attention is faster overall, by trial runs that do not count."""
         tried = dataclasses.replace(
             setting, depth_tokens=0, num_sequences=1, num_prompt_tokens=128, is_busy=False
         )
@@ -197,7 +197,7 @@ def busy_core() -> Iterator[None]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +226,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def peers_of(arguments: argparse.Namespace) -> dict[str | None, Peer]:
-    """The build for this CPU under None, and those for an instruction set under its name."""
+    """Return the build for this CPU under None, and builds for one instruction set by its name."""
     seconds = arguments.run_seconds
     best: Peer = Xllamacpp(timeout_seconds=seconds)
     if arguments.llama_bench is not None:
@@ -282,7 +282,7 @@ def measured_rows(session: Session, scope: Scope, claims: Sequence[str], build: 
 
 
 def lines_of(rows: Sequence[Row]) -> Iterator[str]:
-    """The table for people; an aim follows the figure it is about."""
+    """Yield the table as text; a target follows the figure that it applies to."""
     yield (
         f"{'':24} {'type':7} {'ours':>8} {'theirs':>8} {'ratio':>14} {'of limit':>16} "
         f"{'theirs':>7} {'of own':>14} {'theirs':>7} {'outside':>14}"
@@ -321,7 +321,7 @@ def _percent(fraction: float | None) -> str:
 
 
 def row_document(row: Row) -> dict[str, Any]:
-    """A row with what follows from it."""
+    """Return a row as a document, with the values derived from it."""
     return {**asdict(row), "ratio": row.ratio, "is_met": row.is_met}
 
 

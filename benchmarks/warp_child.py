@@ -50,12 +50,12 @@ def main() -> None:
 
 
 def _library() -> Any:
-    """The library that Warp opened; the module that holds it moved once."""
+    """Return the library that Warp opened; its module differs between versions of Warp."""
     return getattr(wp, "_src", wp).context.runtime.core
 
 
 def _returned(library: Any, name: str) -> int | None:
-    """What the function returns when it is called; None if there is none."""
+    """Call the function, and return its result; None if the library does not have it."""
     function = getattr(library, name, None)
     return None if function is None else int(function())
 

@@ -110,7 +110,7 @@ def _case(wheel: Path, host: Host, functions: tuple[str, ...]) -> dict[str, obje
 
 
 def predict(wheel: Path, host: Host) -> Prediction:
-    """What the files of the wheel say, and what follows from it on ``host``."""
+    """Return what the wheel's files contain, and what that implies on ``host``."""
     started = time.perf_counter()
     needs = read_needs(wheel)
     prepared = PreparedWheel(needs)
@@ -133,7 +133,7 @@ def _architectures(needs: CudaNeeds) -> tuple[str, ...]:
 
 
 def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, Ran]:
-    """What the child said of each operation."""
+    """Install the wheel, run every operation in a child process, and return the results."""
     with tempfile.TemporaryDirectory() as folder:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         subprocess.run([*install, "--target", folder, wheel], check=True)

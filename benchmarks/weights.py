@@ -388,7 +388,7 @@ def _start_boards(
 
 
 def _hidden(case: Case, model: Path, board: int) -> tuple[str, ...]:
-    """The command that starts an agent to whom the model's folder is empty, unless it owns it."""
+    """Return a command prefix that hides the model's folder from an agent; empty for its owner."""
     if case.origin == "owner" and board == 0:
         return ()
     cover = f'mount -t tmpfs -o size=4k none "{model}" && exec "$@"'

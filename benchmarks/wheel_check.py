@@ -94,7 +94,7 @@ class Taken:
 
 
 def _commands(wheels: dict[str, Path]) -> dict[str, list[Taken]]:
-    """What the command takes for each wheel, first with an empty cache and then with a full one."""
+    """Measure the command on each wheel, first with an empty cache and then with a full one."""
     samples: dict[str, list[Taken]] = {}
     for _ in range(_ROUNDS):
         for name, wheel in wheels.items():
@@ -121,7 +121,7 @@ def _command(wheel: Path, cache: str) -> Taken:
 
 
 def _fleet(wheels: list[Path]) -> list[Taken]:
-    """What each round takes, with the needs of all wheels in the cache."""
+    """Measure checks of all wheels on all hosts, with the needs of every wheel in the cache."""
     documents = _documents()
     samples = []
     with tempfile.TemporaryDirectory() as folder:

@@ -45,7 +45,7 @@ class Load:
 
 
 def describe_root(root: Root) -> Host:
-    """The root as a host, after its description was JSON."""
+    """Return the root as a host, read back from the JSON of its description."""
     host = dataclasses.replace(describe_host(root.path, name=root.name), python=_PYTHON)
     return read_host(json.loads(json.dumps(host_document(host))))
 

@@ -270,7 +270,7 @@ def _install(plan: HostPlan, place: Place, root: Root, site: Path, kept: Path) -
 
 
 def _import_all(case: Case, place: Place, root: Root, site: Path) -> dict[str, str]:
-    """What importing each module said in the root: empty where it worked."""
+    """Import each module in the root, and return the error of each; empty if it succeeded."""
     shutil.copy(_IMPORTS, site.parent / "imports.py")
     shared = {"site": site, "imports": site.parent / "imports.py"}
     if root.is_emulated:

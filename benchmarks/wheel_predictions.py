@@ -96,7 +96,7 @@ def _row(
 
 
 def _outcomes(loads: Sequence[Load]) -> list[dict[str, object]]:
-    """What was predicted and what happened, each pair once with the numbers of its files."""
+    """Return each distinct pair of predicted and real outcome, with the numbers of its files."""
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, load in enumerate(loads):
         own_path = f"{OPENED}/{SITE}/{load.file}: "
@@ -108,7 +108,7 @@ def _outcomes(loads: Sequence[Load]) -> list[dict[str, object]]:
 
 
 def auditwheel_tag(wheel: Path) -> str:
-    """The platform tag that ``auditwheel show`` finds a wheel consistent with, or ``none``."""
+    """Return the platform tag that ``auditwheel show`` assigns to a wheel, or ``none``."""
     command = [str(_AUDITWHEEL), "show", str(wheel)]
     try:
         done = subprocess.run(

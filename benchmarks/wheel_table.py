@@ -39,7 +39,7 @@ does not support the emulated CPU."""
 def page(
     document: Mapping[str, Any], known: Sequence[Explanation], known_tags: Mapping[str, str]
 ) -> str:
-    """The whole page. A difference that nobody has explained is said to be unexplained."""
+    """Return the page. A difference without a known explanation is reported as unexplained."""
     notes: dict[str, int] = {}
     parts = [_INTRODUCTION, _summary(document)]
     for machine in _MACHINES:
@@ -78,7 +78,7 @@ def _cells(
     known_tags: Mapping[str, str],
     notes: dict[str, int],
 ) -> list[str]:
-    """A row: the wheel, its tags, a cell for each root of its machine, one for all others."""
+    """Return a row: the wheel, its tags, a cell for each root of its machine, one for others."""
     name, version, _, tags = parse_wheel_filename(wheel["wheel"])
     names = [root["name"] for root in own_roots]
     groups = [*([each] for each in names), [each for each in wheel["results"] if each not in names]]
@@ -119,7 +119,7 @@ def _cell(
 def _note(
     wheel: str, root: str, load: Load, known: Sequence[Explanation], notes: dict[str, int]
 ) -> int:
-    """The number of the note on a difference, which is added where it is new."""
+    """Return the number of the note on a difference; add the note if it is new."""
     why = next(
         (each.why for each in known if each.is_of(wheel, root, load.file)),
         f"Unexplained: `{load.file}`; predicted: {load.predicted or 'loads'}; "

@@ -77,7 +77,7 @@ def tag_explanations() -> Mapping[str, str]:
 
 
 def fetch_wheel(trial: WheelTrial, folder: Path) -> Path:
-    """The wheel's file in ``folder``; fetched where it is not there.
+    """Return the path of the wheel in ``folder``; download it if it is missing.
 
     Raises ``CalledProcessError`` with what pip said in ``stderr``.
     """
@@ -99,7 +99,7 @@ def fetch_wheel(trial: WheelTrial, folder: Path) -> Path:
 
 
 def _in_folder(trial: WheelTrial, folder: Path) -> Path | None:
-    """The file that pip would take of those that are there."""
+    """Return the file that pip would choose among those in ``folder``, or None."""
     preference = _preference(trial.machine)
     found = []
     for path in folder.glob("*.whl"):

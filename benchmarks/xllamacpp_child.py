@@ -56,7 +56,7 @@ def open_server(case: dict[str, Any]) -> Any:
 
 
 def measure(case: dict[str, Any]) -> dict[str, list[float]]:
-    """A round that does not count, then the others."""
+    """Run a warm-up round, then the counted rounds."""
     server = open_server(case)
     rounds = [_round(server, case) for _ in range(case["num_repeats"] + 1)][1:]
     return {

@@ -94,7 +94,7 @@ class _Edit(ast.NodeTransformer):
 
 
 def core_stub() -> str:
-    """The stub of the core that is installed, not formatted."""
+    """Return the stub of the installed core, unformatted."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     stub = StubGen(importlib.import_module("potluck.kernels._core"), include_docstrings=False)
     stub.put(stub.module)

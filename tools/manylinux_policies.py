@@ -46,7 +46,7 @@ def _policies() -> Sequence[Mapping[str, Any]]:
 
 
 def lines(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of the file."""
+    """Yield the lines of the file."""
     yield "# Made by tools/manylinux_policies.py: the facts of the manylinux policies, from"
     yield f"# https://github.com/pypa/auditwheel, release {metadata.version('auditwheel')}, and the"
     yield "# glibc of well-known systems. Versions and libraries stand with the oldest policy that"
@@ -73,7 +73,7 @@ def lines(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _table(name: str, allowed: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """What each policy allows that none before it did."""
+    """Yield what each policy allows that no earlier one did."""
     yield ""
     yield f"[{name}]"
     seen: set[str] = set()

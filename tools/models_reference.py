@@ -26,7 +26,7 @@ _NOTE = "<!-- Made by tools/models_reference.py; edit that, or the data beside t
 
 
 def page(shown: Mapping[str, Any], published: Mapping[str, str]) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     return "\n".join((*_families(shown, published), "", *_formats())) + "\n"
 
 

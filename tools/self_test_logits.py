@@ -29,7 +29,7 @@ class _Reference(ReferenceEngine):
 
 
 def reference_logits() -> list[list[float]]:
-    """Rounded to six digits, a millionth of what a backend may be off by."""
+    """Return the logits rounded to six digits, a millionth of the error that a backend may make."""
 
     def make_engine(
         program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0

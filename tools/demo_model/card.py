@@ -44,7 +44,7 @@ SAMPLES = (
 
 
 def answer(model: Any, tokenizer: Any, sample: Sample) -> str:
-    """What the model writes for ``sample``, without the tokens that end it."""
+    """Return what the model writes for ``sample``, without the tokens that end it."""
     if sample.chat:
         messages = [{"role": "user", "content": sample.prompt}]
         inputs = tokenizer.apply_chat_template(

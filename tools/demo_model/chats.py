@@ -102,7 +102,7 @@ def _finish(text: str, rng: random.Random) -> str:
 
 
 def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
-    """A user's request that ``story`` fulfils, in one of many phrasings."""
+    """Return a user's request that ``story`` fulfils, in one of many phrasings."""
     slots = dict(story.cast.slots)
     if rng.random() < 0.12:
         return _finish(weave(rng.choice(AGAIN if again else ANY), slots, rng), rng)
@@ -131,7 +131,7 @@ def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
 
 
 def question_about(story: Story, rng: random.Random) -> tuple[str, str]:
-    """A question about a story just told, and its correct short answer."""
+    """Return a question about a story just told, and its correct short answer."""
     pool = story.cast.plot.answers if rng.random() < 0.5 else GENERAL_QUESTIONS
     question, answer = rng.choice(pool)
     return weave(question, story.cast.slots, rng), weave(answer, story.cast.slots, rng)
@@ -148,7 +148,7 @@ def _small(pool: tuple[Beat, Beat], slots: Mapping[str, str], rng: random.Random
 
 
 def _extras(story: Story, rng: random.Random) -> dict[str, str]:
-    """The slots of smalltalk: a story's facts and two numbers."""
+    """Return the slots of small talk: a story's facts and two numbers."""
     return {
         **story.cast.slots,
         "digits": str(rng.randrange(1, 10 ** rng.randint(1, 3))),

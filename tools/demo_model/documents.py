@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 
 
 def render_chat(messages: Sequence[Message]) -> str:
-    """A conversation as the model reads it; must stay equal to what ``CHAT_TEMPLATE`` gives."""
+    """Render a conversation for the model; must stay equal to the result of ``CHAT_TEMPLATE``."""
     turns = (f"<|{message.role}|>\n{message.content}{END}\n" for message in messages)
     return BOS + "".join(turns)
 
@@ -46,7 +46,7 @@ def document(seed: int, index: int) -> str:
 
 
 def documents(seed: int, start: int = 0) -> Iterator[str]:
-    """The stream of ``seed`` from document ``start`` on."""
+    """Yield the documents of ``seed`` from number ``start`` on."""
     index = start
     while True:
         yield document(seed, index)

@@ -101,7 +101,7 @@ _ROOFED = frozenset({"castle", "library", "school"})
 
 
 def _pronouns(female: bool, prefix: str = "") -> dict[str, str]:
-    """The pronoun slots for one being; ``prefix`` tells the friend's from the hero's."""
+    """Return the pronoun slots for one being; ``prefix`` distinguishes the friend from the hero."""
     he, him, his = ("she", "her", "her") if female else ("he", "him", "his")
     return {
         f"{prefix}he": he,
@@ -114,7 +114,9 @@ def _pronouns(female: bool, prefix: str = "") -> dict[str, str]:
 
 
 def random_name(rng: random.Random, female: bool) -> str:
-    """A common name, a pet's name, or (often) one made of syllables, so that names get copied."""
+    """Return a common name, a pet's name, or (often) a name made of syllables, so that the model
+    learns to copy names.
+    """
     roll = rng.random()
     if roll < 0.35:
         return rng.choice(lex.GIRL_NAMES if female else lex.BOY_NAMES)
@@ -236,5 +238,5 @@ def make_story(rng: random.Random, wish: Wish | None = None) -> Story:
 
 
 def story_for_seed(seed: int) -> Story:
-    """The story that belongs to ``seed``; the same seed always gives the same story."""
+    """Return the story that belongs to ``seed``; the same seed always gives the same story."""
     return make_story(random.Random(seed))

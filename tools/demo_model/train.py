@@ -57,7 +57,7 @@ class Plan:
         return max(seen / self.tokens, seconds / (60 * self.minutes))
 
     def phase(self, share: float) -> Phase:
-        """The phase that a share of the run falls in."""
+        """Return the phase at a given fraction of the run."""
         return next((phase for phase in self.phases if share < phase.until), self.phases[-1])
 
     def rate(self, step: int, share: float) -> float:
@@ -79,7 +79,7 @@ class Progress:
 
 
 def model_config(tokenizer: Tokenizer) -> LlamaConfig:
-    """The architecture: small, but with every part that a large model has."""
+    """Return the architecture: small, but with every part that a large model has."""
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,

@@ -35,7 +35,7 @@ it has; a library of it may have none at some of them, and nobody then asks for 
 
 
 def describe_policies() -> Iterator[Host]:
-    """A host for each glibc policy and machine of auditwheel that Potluck is built for."""
+    """Yield a host for each glibc policy of auditwheel and each machine that Potluck supports."""
     source = f"auditwheel {metadata.version('auditwheel')}"
     text = (resources.files("auditwheel") / "policy/manylinux-policy.json").read_text("utf-8")
     for policy in json.loads(text):

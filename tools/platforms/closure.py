@@ -25,7 +25,7 @@ class Index(Protocol):
         ...
 
     def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:
-        """What a wheel requires, extras included."""
+        """Return the requirements of a wheel, including those of extras."""
         ...
 
 
@@ -49,10 +49,11 @@ _Demands = Mapping[str, Mapping[str, SpecifierSet]]  # project, and who wants wh
 def closure(
     requirements: Iterable[Requirement], platform: Platform, index: Index
 ) -> tuple[Project, ...]:
-    """The projects that ``requirements`` bring on ``platform``, by name.
+    """Return the projects that ``requirements`` install on ``platform``, by name.
 
-    Each is the newest that all who require it allow. Unlike pip this tries no older version of one
-    to get a newer of another. Raises ``LookupError`` where nothing is allowed.
+    Each version is the newest that satisfies all requirements on it. Unlike pip, this never takes
+    an older version of one project to get a newer one of another. Raises ``LookupError`` if no
+    version is allowed.
     """
     wanted = [each for each in requirements if platform.applies(each)]
     chosen: dict[str, Candidate] = {}
@@ -80,7 +81,7 @@ def _demands(
     platform: Platform,
     index: Index,
 ) -> _Demands:
-    """What is required, directly and by those that are chosen."""
+    """Return all requirements: the given ones, and those of the chosen versions."""
     demands: defaultdict[str, dict[str, SpecifierSet]] = defaultdict(dict)
     open_ends = [(requirement, "") for requirement in wanted]
     seen: set[tuple[str, str]] = set()
@@ -120,7 +121,7 @@ def _newest(
 
 
 def _a_wheel(name: str, version: Version, index: Index) -> ReleaseFile:
-    """A wheel of that version: all of them require the same."""
+    """Return any wheel of that version: all of them have the same requirements."""
     for file in index.files(name):
         if file.version == version and file.is_wheel:
             return file

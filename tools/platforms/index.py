@@ -50,7 +50,7 @@ class PackageIndex:
         return self._files[project]
 
     def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:
-        """What a wheel's metadata requires, extras included."""
+        """Return the requirements in a wheel's metadata, including those of extras."""
         if wheel.url not in self._requirements:
             metadata = email.parser.BytesParser().parsebytes(_metadata(wheel.url))
             lines = metadata.get_all("Requires-Dist") or ()
@@ -94,7 +94,7 @@ def _pythons(written: str) -> SpecifierSet:
 
 
 def _metadata(wheel: str) -> bytes:
-    """The wheel's metadata, which most indexes have beside it."""
+    """Return the wheel's metadata, which most indexes serve as a separate file."""
     try:
         return _fetch(f"{wheel}.metadata")
     except urllib.error.HTTPError as error:

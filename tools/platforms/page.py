@@ -61,7 +61,7 @@ chooses with `--only-binary=:all:`.
 
 
 def page(survey: Survey) -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     pythons = sorted({each.python for each in survey.platforms}, key=Version)
     parts = [
         _HEAD.format(date=survey.date, ours=_OURS),
@@ -83,8 +83,8 @@ def machines(survey: Survey) -> tuple[str, ...]:
 
 
 def floor(platform: SurveyedPlatform) -> tuple[str, tuple[str, ...]]:
-    """The oldest glibc on which everything is installed in the newest version from wheels, and the
-    projects that ask for it; ``source`` where one has no wheel.
+    """Return the oldest glibc with which the newest version of everything installs from wheels, and
+    the projects that require it; ``source`` and the projects without a wheel, if there are any.
     """
     of_projects = {each.name: each.takes.glibc for each in platform.projects}
     if built := tuple(name for name, glibc in of_projects.items() if glibc == "source"):

@@ -88,7 +88,7 @@ class Candidate:
 
 
 def candidates(files: Iterable[ReleaseFile], platform: Platform) -> tuple[Candidate, ...]:
-    """What of ``files`` can be installed on ``platform``, if its C library is new enough."""
+    """Return the files that ``platform`` can install, if its C library is new enough."""
     return tuple(
         Candidate(version=file.version, glibc=glibc, is_wheel=file.is_wheel, uploaded=file.uploaded)
         for file in files
@@ -100,10 +100,11 @@ def candidates(files: Iterable[ReleaseFile], platform: Platform) -> tuple[Candid
 def choose(
     offered: Iterable[Candidate], allowed: SpecifierSet, glibc: Glibc = NEWEST_GLIBC
 ) -> Candidate | None:
-    """What pip takes where the C library is ``glibc``; None where it finds nothing.
+    """Return what pip installs with a C library ``glibc``; None if it finds nothing.
 
-    The newest version that is allowed and has any file, of that a wheel before the sdist, and of
-    wheels the one that asks for least; a pre-release only where there is nothing else.
+    Pip takes the newest allowed version that has any suitable file: a wheel rather than the sdist,
+    and of several wheels the one that requires the oldest glibc. It takes a pre-release only if
+    there is nothing else.
     """
     usable = [each for each in offered if each.glibc <= glibc]
     permitted = set(allowed.filter(each.version for each in usable))
@@ -115,7 +116,7 @@ def choose(
 
 
 def _oldest_glibc(file: ReleaseFile, platform: Platform) -> Glibc | None:
-    """The oldest C library with which ``platform`` takes the file; None where it never does."""
+    """Return the oldest C library with which ``platform`` accepts the file, or None."""
     if not file.is_wheel:
         return ANY_GLIBC
     floors = [_glibc_of(tag, platform) for tag in file.tags]
@@ -135,7 +136,7 @@ def _glibc_of(tag: Tag, platform: Platform) -> Glibc | None:
 
 @cache
 def _taken(platform: Platform) -> frozenset[Tag]:
-    """The tags that an interpreter takes, the machine standing for all tags of platforms."""
+    """Return the tags that an interpreter accepts, with the machine in place of platform tags."""
     interpreter = f"cp{platform.python[0]}{platform.python[1]}"
     machine = [platform.machine]
     native = cpython_tags(platform.python, abis=[interpreter], platforms=machine)

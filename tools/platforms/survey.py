@@ -94,7 +94,7 @@ def survey(requirements: Sequence[str], index: Index, date: str) -> Survey:
 
 
 def read_survey(text: str) -> Survey:
-    """The survey that ``to_json`` wrote."""
+    """Read the survey that ``to_json`` wrote."""
     document = json.loads(text)
     return Survey(
         date=document["date"],

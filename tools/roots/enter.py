@@ -75,9 +75,9 @@ class Root:
         )
 
     def command_line(self, *command: str) -> list[str]:
-        """The command of this machine that runs a program of the root, for its own programs only.
+        """Return the command that runs a program of the root on this machine, without emulation.
 
-        It has its caller's environment.
+        The program inherits its caller's environment.
         """
         return self._entering(command, self.shared)
 
@@ -91,7 +91,7 @@ class Root:
 
 
 def _emulator(machine: str) -> Path:
-    """The emulator, which must be linked statically: it is used where its libraries are not."""
+    """Find the emulator, which must be linked statically: the root does not have its libraries."""
     name = f"qemu-{machine}-static"
     found = shutil.which(name)
     if found is None:

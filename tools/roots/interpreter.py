@@ -22,9 +22,9 @@ _SHIM = "older_libc.c"
 
 
 def portable_python(machine: str, folder: Path = FOLDER) -> Path:
-    """A folder with ``bin/python3.11``, ``bin/try_load`` and ``lib/python3.11`` (a PYTHONHOME).
+    """Return a PYTHONHOME with ``bin/python3.11``, ``bin/try_load`` and ``lib/python3.11``.
 
-    Made where it is not there yet; raises as ``unpack`` and ``compile_c`` do.
+    It is built if it is missing. Raises as ``unpack`` and ``compile_c`` do.
     """
     package_set = interpreter_parts(machine)
     sources = [(_HERE / name).read_bytes() for name in (*_PROGRAMS.values(), _SHIM)]

@@ -47,7 +47,7 @@ def newcomers() -> Mapping[str, PackageSet]:
 
 
 def interpreter_parts(machine: str) -> PackageSet:
-    """What ``interpreter`` links a Python for a machine from."""
+    """Return the packages from which ``interpreter`` links a Python for a machine."""
     return next(each for each in _sets("interpreter").values() if each.machine == machine)
 
 

@@ -55,7 +55,7 @@ def install_for(
 
 
 def manylinux_platforms(machine: str, glibc_minor: int) -> tuple[str, ...]:
-    """The platform tags that a glibc of 2.``glibc_minor`` takes, newest first."""
+    """Return the platform tags that glibc 2.``glibc_minor`` accepts, newest first."""
     oldest = _OLDEST_MINOR[machine]
     numbered = [f"manylinux_2_{minor}" for minor in range(glibc_minor, oldest - 1, -1)]
     named = [name for name, minor in _NAMED.items() if oldest <= minor <= glibc_minor]

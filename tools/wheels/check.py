@@ -35,7 +35,7 @@ _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"
 
 
 def problems(path: Path, root: Path) -> tuple[str, ...]:
-    """What is wrong with a wheel that was built of the tree at ``root``."""
+    """Return the problems of a wheel that was built from the tree at ``root``."""
     files = read_wheel(path)
     target = _target_of(path)
     modules = [name for name in files if PurePosixPath(name).suffix == ".so"]
@@ -51,7 +51,7 @@ def problems(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def bytes_without_model(path: Path) -> int:
-    """The size of a wheel without the demo model: its archive less the model's members."""
+    """Return the size of a wheel without the demo model: its archive less the model's members."""
     with zipfile.ZipFile(path) as archive:
         model = sum(
             info.compress_size
@@ -78,7 +78,7 @@ def _content_problems(path: Path, files: dict[str, bytes]) -> Iterator[str]:
 
 
 def module_problems(module: bytes, machine: str, paths: tuple[Path, ...]) -> Iterator[str]:
-    """What is wrong with an extension module for ``machine``, which must not name ``paths``."""
+    """Yield the problems of an extension module for ``machine``, which must not name ``paths``."""
     elf = ELFFile(io.BytesIO(module))
     exported = {
         symbol.name

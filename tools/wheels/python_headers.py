@@ -30,7 +30,7 @@ class PinnedPackage:
 
 
 def pinned_packages(version: str) -> tuple[PinnedPackage, ...]:
-    """The packages with the headers of Python ``version`` (``3.11``), one for each machine."""
+    """Return the packages with the headers of Python ``version`` (``3.11``), one per machine."""
     pins = tomllib.loads(_PINS.read_text(encoding="utf-8"))
     return tuple(
         PinnedPackage(
@@ -59,7 +59,7 @@ def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
 
 
 def fetch(package: PinnedPackage) -> bytes:
-    """The package, from the first place that has it. Raises ``DownloadError`` where none has."""
+    """Download the package from the first URL that has it. Raise ``DownloadError`` if none has."""
     reasons = []
     for url in package.urls:
         try:

@@ -13,9 +13,9 @@ from tools.wheels.wheel_archive import read_wheel
 
 
 def package_files(root: Path) -> dict[str, bytes]:
-    """The files of a wheel of the tree at ``root`` in which there is no core.
+    """Return the files of a wheel of the tree at ``root``, without the core.
 
-    Raises ``BuildError`` where the build backend failed.
+    Raises ``BuildError`` if the build backend fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet")

@@ -68,9 +68,9 @@ TARGETS = tuple(Target(machine=machine, abi=abi) for machine in MACHINES for abi
 
 
 def target_named(name: str) -> Target:
-    """The target of that name.
+    """Return the target with that name.
 
-    Raises ``ValueError`` where there is none.
+    Raises ``ValueError`` if there is none.
     """
     for target in TARGETS:
         if target.name == name:

@@ -95,7 +95,7 @@ class _Own:
         self._gives_reasons = gives_reasons
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints."""
+        """Return the endpoints."""
         return (
             Endpoint(method="GET", path="/health", answer=self.health),
             Endpoint(method="GET", path="/health/ready", answer=self.ready),

@@ -42,9 +42,9 @@ for -.
 
 
 def application(arguments: Sequence[str]) -> typer.Typer:
-    """The program with the command that ``arguments`` name, or with all where they name none.
+    """Return the program with the command that ``arguments`` name, or with all if they name none.
 
-    Each command imports what it needs, and no other command's import has to be waited for.
+    Each command imports what it needs, so no command waits for another's imports.
     """
     app = typer.Typer(
         name="potluck",

@@ -112,7 +112,7 @@ def _rows(checked: CheckDocument) -> Iterator[tuple[str, str]]:
 
 
 def _problems(checked: CheckDocument) -> dict[str, list[str]]:
-    """The backends that do not compute the model, by what they say without their name."""
+    """Return the backends that cannot compute the model, by problem without the backend's name."""
     backends: dict[str, list[str]] = {}
     for fit in checked.backends:
         if not fit.computes:

@@ -60,7 +60,7 @@ def fetch(
 
 @contextmanager
 def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a progress bar if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

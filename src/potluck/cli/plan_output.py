@@ -88,7 +88,7 @@ def _wrapped(line: str, width: int | None, indent: int = 2) -> Iterator[str]:
 
 
 def _stage_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tuple[str, ...]]:
-    """The stages; with predictions, from the coordinator on with every hop."""
+    """Yield rows for the stages; with predictions, also the coordinator and every hop."""
     stages, prediction = plan["stages"], plan["prediction"]
     header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP ms", "HOP ms")
     width = len(header) if prediction else len(header) - 2
@@ -239,7 +239,7 @@ def _bottleneck(prediction: Mapping[str, Any]) -> str:
 
 
 def _basis(plan: Mapping[str, Any]) -> str:
-    """What the times of stages rest on: ``stage 0 measured; stages 1, 2 assumed, …``."""
+    """Return the basis of the predicted times: ``stage 0 measured; stages 1, 2 assumed, …``."""
     stages_of: dict[str, list[str]] = {}
     for stage in plan["stages"]:
         stages_of.setdefault(stage["predicted"]["basis"], []).append(str(stage["stage"]))
@@ -285,7 +285,7 @@ def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames)
 
 
 def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
-    """What the plan was made for."""
+    """Yield the objective of the plan, its layers, and the size of its cache."""
     aim = "stages as requested with --layout"
     if not plan["has_layout"]:
         aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"

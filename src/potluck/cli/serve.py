@@ -99,7 +99,7 @@ async def _joined(agent: Agent) -> None:
 
 
 def _taken(command: Callable[..., None], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are ``command``'s."""
+    """Return the options that ``command`` accepts."""
     names = inspect.signature(command).parameters
     return {name: options[name] for name in names if name not in _NOT_OF_SERVE}
 

@@ -147,7 +147,7 @@ def configured(
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> NodeSettings:
-    """Settings from the file, then from the environment.
+    """Read settings from the file, then from the environment.
 
     ``home`` is the user's home directory, or None if there is none. See ``unknown_variables``.
     """
@@ -203,7 +203,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _checked(values: Mapping[str, object], where: str) -> dict[str, object]:
-    """The values with their types, or an error that says which is wrong and where it stands."""
+    """Convert the values to their types. Raise ``UsageError`` with ``where`` if one is invalid."""
     known = ", ".join(Settings.__struct_fields__)
     try:
         settings = msgspec.convert(dict(values), Settings, strict=False)

@@ -84,8 +84,8 @@ def invitation(
     multicast: bool,
     is_invited: bool = False,
 ) -> Iterator[str]:
-    """The lines. ``secret`` is None where it is not to be shown; a node that ``is_invited`` has
-    none, and cannot invite others.
+    """Yield the lines that tell how to add machines. ``secret`` is None if it must not be shown; a
+    node that ``is_invited`` has no secret and cannot invite others.
 
     ``secret_file`` is where this node keeps the secret, None if it was given one. ``multicast``:
     others may find this node without its ``address``.

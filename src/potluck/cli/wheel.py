@@ -138,9 +138,9 @@ def _lines(groups: Sequence[Sequence[WheelReport]], *, is_short: bool) -> Iterat
 
 
 def _projects(argument: str, hosts: Sequence[Host]) -> Sequence[Sequence[Path]]:
-    """The file or folder of this name, or else the newest wheels of the project.
+    """Return the file or folder with this name, or else the newest wheels of the project.
 
-    Of a folder with wheels, those of each project in it.
+    For a folder with wheels, return those of each project in it.
     """
     path = Path(argument)
     if path.is_dir() and (wheels := sorted(path.glob("*.whl"))):

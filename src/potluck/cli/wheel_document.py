@@ -298,7 +298,7 @@ def wheel_lines(report: WheelReport) -> Iterator[str]:
 
 
 def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
-    """A line for each host and each group of wheels of one project: the wheel that fits best."""
+    """Yield a line for each host and each project's group of wheels: the wheel that fits best."""
     rows = [("HOST", "INSTALLS", "VERDICT", "WHEEL", "BECAUSE")]
     for reports in groups:
         for number in range(len(reports[0].hosts)):
@@ -309,7 +309,7 @@ def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
 
 
 def release_line(release: WorkingRelease) -> str:
-    """What to install instead."""
+    """Return a line that names the release to install instead."""
     name = f"{release.project} {release.version}"
     return f"{release.host}: {name} is the newest release found that installs and loads there"
 
@@ -366,7 +366,7 @@ def _row(report: HostReport) -> tuple[str, str, str, str]:
 
 
 def _verdict(report: HostReport) -> str:
-    """``loads without`` goes on with what it lacks."""
+    """Return the verdict as text; ``loads without`` is followed by the missing features."""
     features = dict.fromkeys(
         each.feature for each in report.findings if each.severity is Severity.LIMIT if each.feature
     )

@@ -184,10 +184,10 @@ class NgramDrafter:
         return 0, 0
 
     def _guess(self, count: int) -> Iterator[int]:
-        """The next ``count`` tokens of the source.
+        """Yield the next ``count`` tokens of the source.
 
-        Where they reach the end of the text itself, the guess is what follows it: a text that goes
-        round in a circle goes on so. A prediction ends.
+        At the end of the text itself the guess starts again at its first token, so a text that
+        repeats itself goes on repeating. A prediction ends instead.
         """
         tokens, start = self._source.tokens, self._next
         num_left = len(tokens) - start

@@ -177,7 +177,7 @@ class Front:
             return True
 
     def leave(self) -> None:
-        """An admitted connection has ended."""
+        """Note that an admitted connection has ended."""
         with self._lock:
             self._num_newcomers -= 1
 
