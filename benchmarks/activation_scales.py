@@ -1,4 +1,4 @@
-"""What coarser scales of quantized activations cost: ``METHODOLOGY.md``, "Activation scales".
+"""Measure the cost of coarser scales of quantized activations: METHODOLOGY, "Activation scales".
 
     PYTHONPATH=.:tests python benchmarks/activation_scales.py OUT.json [--documents 200]
 
@@ -112,7 +112,7 @@ class DemoModel:
                 sink.finish(info.name)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Of a document that has its special tokens spelt out."""
+        """Return the tokens of a document that has its special tokens spelt out."""
         return tuple(self._tokenizer.encode(text, add_bos=False, parse_special=True))
 
     def logits(self, number: int, tokens: Sequence[int]) -> F32:
@@ -273,7 +273,7 @@ def layer_errors(draw: Draw, fmt: TensorFormat) -> dict[str, float]:
 
 
 def _deviation(x: F32) -> float:
-    """Of rows from their mean, root mean square."""
+    """Return the root mean square deviation of rows from their mean."""
     return float(np.sqrt(np.mean(np.square(x - x.mean(axis=0), dtype=np.float64))))
 
 

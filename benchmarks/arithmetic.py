@@ -1,4 +1,4 @@
-"""What exact arithmetic costs beside fast: METHODOLOGY, "Arithmetic".
+"""Compare exact with fast arithmetic: METHODOLOGY, "Arithmetic".
 
     python benchmarks/arithmetic.py OUT.json MODEL [--prompt 512] [--decode 16] [--rounds 2]
 

@@ -115,13 +115,13 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Of keys and values."""
+        """The size of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one pass took."""
+    """The times of one pass."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -303,7 +303,7 @@ def measure_latent(
             row[f"{form}_{phase}"] = latent_seconds(
                 kernels, shape, start, count, repeats, absorbed=form == "absorbed"
             )
-    # Of the products with the matrices of all heads, for each token of a prompt; or for each
+    # Operations of the products with the matrices of all heads, per token of a prompt or per
     # position that a chunk of a prompt sees.
     width = shape.num_heads * shape.latent_rank
     row["absorbing_operations_per_token"] = 2 * width * (shape.nope_dim + shape.value_dim)

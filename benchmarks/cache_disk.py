@@ -1,4 +1,4 @@
-"""What keeping cache blocks on disk costs a stage, and how long a long prompt takes to come back.
+"""Measure what saving cache blocks to disk costs a stage, and how fast a long prompt is restored.
 
     python benchmarks/cache_disk.py [--tokens 30000] [--threads 2] [--folder DIRECTORY] > JSON
 

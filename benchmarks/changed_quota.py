@@ -1,4 +1,4 @@
-"""What a CPU quota that changes costs a model that is already loaded.
+"""Measure what a changing CPU quota costs a model that is already loaded.
 
     python benchmarks/changed_quota.py MODEL OUT.json [--rounds 5]
 

@@ -1,4 +1,4 @@
-"""What has to be known of a run to measure the same again; every result file begins with it."""
+"""The circumstances of a run that are needed to repeat it; every result file begins with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cut costs and what it brings: ``benchmarks/METHODOLOGY.md``, "Cluster".
+"""Measure the costs and gains of dividing a model: ``benchmarks/METHODOLOGY.md``, "Cluster".
 
     python benchmarks/shapes.py 0.5B /tmp/half
     python benchmarks/cluster.py /tmp/half [--output benchmarks/results/cluster.json]
@@ -43,7 +43,8 @@ NUM_TOKEN_IDS = 1000
 """Prompts are drawn from the ids between the special tokens and this."""
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
+"""
 
 _SECONDS = 120.0
 _POLL_SECONDS = 0.1
@@ -123,7 +124,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-# What is measured.
+# The measured servers.
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is compared with llama.cpp, and the table that follows from it: no process is started here.
+"""The settings compared with llama.cpp, and the resulting table. This module starts no process.
 
 A *setting* is what both sides run; a *claim* is a question that a few settings answer; a *row* is a
 claim for one type of file. Rates are tokens per second of all sequences together.
@@ -23,7 +23,7 @@ _SHORT_PROMPT_TOKENS = 16
 
 
 class Side(enum.StrEnum):
-    """Who runs a setting."""
+    """The program that runs a setting."""
 
     OURS = "ours"
     THEIRS = "theirs"
@@ -38,7 +38,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is run in one process: a prompt and then decoding, both after ``depth_tokens``.
+    """One run in one process: a prompt and then decoding, both after ``depth_tokens``.
 
     ``num_prompt_tokens`` is 0 where prefill is not asked for. ``isa`` is None for the best that
     each side has. ``is_fast`` concerns our prefill alone. With ``is_sampled`` tokens are drawn, at
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def theirs(self) -> Setting:
-        """What llama.cpp runs for it: without what concerns us alone."""
+        """The setting that llama.cpp runs for it, without the parts that apply only to Potluck."""
         return dataclasses.replace(self, is_fast=False)
 
     def on(self, side: Side) -> Setting:
@@ -104,7 +104,7 @@ Samples = Mapping[tuple[Side, Setting], Rates]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What this machine does at best with all threads asked for, as measured in the same run."""
+    """The machine's limits with all requested threads, as measured in the same run."""
 
     read_bytes_per_second: float | None = None
     int8_operations_per_second: float | None = None
@@ -112,8 +112,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a token costs: stored bytes that decoding reads, and operations of a prompt's token with
-    weights, a multiply-add being two.
+    """The cost of a token: stored bytes that decoding reads, and operations of a prompt's token
+    with weights, where a multiply-add counts as two.
     """
 
     read_bytes: float
@@ -355,7 +355,7 @@ CLAIMS: Mapping[str, Callable[[Scope], Iterator[Question]]] = {
 
 
 def questions(claims: Sequence[str], scope: Scope) -> list[Question]:
-    """Of the claims named, in the order of the table."""
+    """Return the questions of the given claims, in the order of the table."""
     return [each for name, ask in CLAIMS.items() if name in claims for each in ask(scope)]
 
 
@@ -414,8 +414,9 @@ def answer(
 
 
 def work_of(shape: Shape, type_name: str) -> Work:
-    """Of a token, from the sizes alone: of experts those that are used, of an embedding that is
-    not the head nothing; a prompt's tokens but the last have no head. The cache is left out.
+    """Return the cost of a token, computed from the sizes alone. It includes only the experts that
+    are used, and the embedding only if it is also the head. The head is left out for a prompt's
+    tokens except the last, and the cache is left out entirely.
     """
     if shape.vocab_size is None:
         raise ValueError("a shape that is compared has a vocabulary of its own")
@@ -436,7 +437,7 @@ def work_of(shape: Shape, type_name: str) -> Work:
 
 
 def median_of(samples: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """Return the median of the known samples; None if there are none."""
     known = [each for each in samples if each is not None]
     return statistics.median(known) if known else None
 

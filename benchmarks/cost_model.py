@@ -61,7 +61,7 @@ from potluck.types.tensor import TensorFormat, TensorInfo
 
 CONTEXT_TOKENS = 4096
 VOCAB_SIZE = 32_000
-"""Of shapes that have demo's vocabulary elsewhere, which is too small to measure a head."""
+"""The vocabulary of shapes that otherwise have demo's, which is too small to measure a head."""
 CASES = [
     ("100M", Quantization.Q8_0),
     ("100M", Quantization.Q4_K),
@@ -355,7 +355,7 @@ def loaded_engine(
 
 
 def _vector_value(name: str) -> float:
-    """Of every entry of a vector; states decay, so that they stay finite."""
+    """Return the value of every entry of a vector; states decay, so that they stay finite."""
     return -1.0 if name.endswith("rate.weight") else 1.0
 
 

@@ -1,4 +1,4 @@
-"""What an exchange within a group takes: ``benchmarks/METHODOLOGY.md``, "Exchange".
+"""Measure the time of an exchange within a group: ``benchmarks/METHODOLOGY.md``, "Exchange".
 
     python benchmarks/exchange.py [--rounds 3000] [--delay 0.2] [--output FILE]
 

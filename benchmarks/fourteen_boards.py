@@ -45,7 +45,7 @@ NUM_BOARDS = 14
 NUM_TOKENS = 8
 CONTEXT_TOKENS = 256
 MARGIN_BYTES = 48 * 2**20
-"""What a worker's peak may be above its plan."""
+"""The largest excess of a worker's peak memory over its plan."""
 
 MAX_LOSSES = 3
 
@@ -53,7 +53,7 @@ NOT_SHOWN = 3
 """The exit status where there can be no control groups."""
 
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that the answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that the answer has its full length."""
 
 SMALL = Shape(
     hidden_size=1024,
@@ -102,7 +102,7 @@ SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=272 * 2**20)
 
 @dataclass(slots=True, kw_only=True)
 class BoardResult:
-    """What came of one board; what is not known is None. All sizes are bytes.
+    """The result of one board; unknown values are None. All sizes are in bytes.
 
     ``worker_peak_bytes``: the largest RssAnon + RssShmem of the worker; ``board_peak_bytes``: of
     worker and agent together. ``max_usage_bytes`` is the control group's, file pages included;
@@ -313,7 +313,9 @@ class Board:
 
 
 def memory_controller() -> Path:
-    """Where version 1 of the memory controller is mounted. Raises ``NoControlGroupsError``."""
+    """Return the mount point of version 1 of the memory controller. Raise ``NoControlGroupsError``
+    if there is none.
+    """
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split()[:3]
@@ -439,7 +441,7 @@ def await_boards(boards: list[Board], seconds: float) -> None:
 
 
 def node_id(board: int) -> str:
-    """Of a board's agent."""
+    """Return the node id of a board's agent."""
     return f"{board:016x}"
 
 

@@ -54,7 +54,7 @@ STUCK_SECONDS = 60
 """Wall-clock time after which the script prints where it is and ends."""
 
 MOST_FAILURES = 20
-"""Of each kind that the document has."""
+"""The number of failures of each kind in the document."""
 
 
 def fuzz(kind: Kind, num_cases: int, first_seed: int) -> dict[str, object]:

@@ -37,7 +37,7 @@ SCHEMA = "potluck.benchmark.gpu/1"
 FORMATS = ("bf16", "q8_0", "q4_k")
 _PROBE_SECONDS = 120.0
 _BUSY_SHARE = 0.25
-"""Of the cores, by the load average before: figures of a machine that does more are marked."""
+"""The load average, as a share of the cores, above which figures are marked."""
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def probe_units(arguments: argparse.Namespace) -> ProbeReport:
         num_threads=arguments.threads,
         measuring=Measuring.ALWAYS,
         deadline_seconds=_PROBE_SECONDS,
-        # Who names a backend means it, also where only software has it.
+        # Naming a backend includes software implementations of it.
         allow_software=arguments.allow_software or arguments.backend is not None,
     )
     return probe_node(THIS_MACHINE, options, ProbeCache(None), detectors=DETECTORS)

@@ -62,14 +62,14 @@ SHAPES = {
 }
 THIN_FEWER_LAYERS = 2
 DEMO_VOCABULARY = 4096
-"""Of shapes that name none, as in the files that ``shapes.py`` makes."""
+"""The vocabulary of shapes without their own, as in the files that ``shapes.py`` writes."""
 
 _PIECE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What to measure: ``num_repeats`` counted rounds of a prompt and tokens after it."""
+    """One measurement: ``num_repeats`` counted rounds of a prompt and tokens after it."""
 
     unit: UnitAddress
     shape: str
@@ -123,8 +123,8 @@ def weight_infos(program: Program, fmt: TensorFormat) -> Iterator[TensorInfo]:
 
 
 def bytes_per_token(program: Program, fmt: TensorFormat) -> int:
-    """Of the weights as stored, what decoding one token reads: all, and of an embedding that is
-    not the head too only a row, which is left out.
+    """Return the size of the stored weights that decoding one token reads. An embedding that is not
+    also the head is left out, because only one row of it is read.
     """
     used = {getattr(op, "weight", None) for op in program.ops if not isinstance(op, Embed)}
     return sum(info.num_bytes for info in weight_infos(program, fmt) if info.name in used)

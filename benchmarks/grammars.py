@@ -1,4 +1,4 @@
-"""What grammars cost: masks and tokens on the last stage, compiling, and the vocabulary.
+"""Measure the costs of grammars: masks and tokens on the last stage, compiling, and vocabularies.
 
     python benchmarks/grammars.py OUT.json [--tekken FILE.json] [--model MODEL]
 

@@ -1,4 +1,4 @@
-"""What engines of a group spend on exchanges: ``benchmarks/METHODOLOGY.md``, "Group engines".
+"""Measure what a group's engines spend on exchanges: METHODOLOGY, "Group engines".
 
     python benchmarks/group_engines.py [--layers 4] [--types Q8_0 BF16] [--output FILE]
 
@@ -43,7 +43,7 @@ OWN_TOKENS = (1, 8, 512)
 CONTEXT = 512
 ROUNDS = 5
 LEAST_SECONDS = 0.3
-"""Of the steps of a round."""
+"""The steps of a round take at least this long."""
 TYPES = {
     "Q8_0": Quantization.Q8_0,
     "BF16": Quantization.NONE,

@@ -37,7 +37,7 @@ from potluck.types.step import StepId
 
 PAYLOAD_BYTES = (4096, 16_384, 65_536)
 HEADER_BYTES = 64
-"""Of a decoding step of one sequence: its slice and a few cache blocks."""
+"""The header of a decoding step of one sequence: its slice and a few cache blocks."""
 WARM_UP_ROUNDS = 500
 
 NEAR, FAR = NodeId("0" * 16), NodeId("f" * 16)

@@ -67,12 +67,12 @@ class LiveAgent:
 
     @property
     def port(self) -> int:
-        """Where it serves HTTP."""
+        """The port of its HTTP API."""
         return int(self._output.read_text("utf-8").split()[0].rpartition(":")[2])
 
     @property
     def address(self) -> str:
-        """Where other nodes join it; empty until it is up."""
+        """The address at which other nodes join it; empty until it is up."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             found = _ADDRESS.search(file.read().decode("utf-8", "replace"))
@@ -118,7 +118,7 @@ class LiveAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What remains where nothing should: processes by their command, files by their path."""
+    """Processes (by command) and files (by path) that remain although nothing should."""
 
     processes: tuple[str, ...]
     files: tuple[str, ...]

@@ -21,14 +21,14 @@ _BATCH_TOKENS = 2048
 _MICROBATCH_TOKENS = 512
 """llama.cpp's defaults, named so that a build with others does the same: a prompt of 512 is one."""
 _SPARE_TOKENS = 64
-"""Of a sequence's context, which is rounded down to share it."""
+"""Additional context per sequence, because llama.cpp rounds each sequence's share down."""
 _FEATURE = re.compile(r"(\w+) = 1\b")
 _CHILD = Path(__file__).with_name("xllamacpp_child.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What is known of a build. ``features`` is None where nothing beside it tells them."""
+    """The known facts about a build. ``features`` is None if no other program reports them."""
 
     name: str
     commit: str
@@ -166,7 +166,7 @@ class Xllamacpp:
 
 
 def parse_llama_bench(printed: str) -> Outcome:
-    """Of ``llama-bench -o json``: a test has a prompt or a generation, and its samples."""
+    """Parse ``llama-bench -o json``: a test has a prompt or a generation, and its samples."""
     rates = Rates()
     for test in json.loads(printed):
         samples = tuple(float(each) for each in test["samples_ts"])
@@ -178,7 +178,7 @@ def parse_llama_bench(printed: str) -> Outcome:
 
 
 def parse_batched_bench(printed: str) -> Outcome:
-    """Of ``llama-batched-bench --output-format jsonl``: speeds of all sequences together."""
+    """Parse ``llama-batched-bench --output-format jsonl``: speeds of all sequences together."""
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return Outcome(
         rates=Rates(
@@ -189,7 +189,7 @@ def parse_batched_bench(printed: str) -> Outcome:
 
 
 def parse_child(printed: str) -> Outcome:
-    """Of ``xllamacpp_child.py``; llama.cpp may print before it."""
+    """Parse the output of ``xllamacpp_child.py``, which llama.cpp's own output may precede."""
     output: dict[str, Any] = json.loads(printed.strip().rpartition("\n")[2])
     return Outcome(rates=Rates(prefill=tuple(output["prefill"]), decode=tuple(output["decode"])))
 

@@ -17,7 +17,7 @@ MAX_CONTEXT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of a mixture of experts, in every layer after the first ``num_dense_layers``.
+    """The sizes of a mixture of experts, in every layer after the first ``num_dense_layers``.
 
     ``shared_size`` is the width of one for all tokens, which has a gate of its own. ``has_shared``:
     every token has one more, without a gate, and the router has corrections of its scores.
@@ -44,7 +44,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """Of gated delta nets, in all layers but every fourth one."""
+    """The sizes of gated delta nets, in all layers but every fourth one."""
 
     num_heads: int = 32
     num_key_heads: int = 16
@@ -54,7 +54,7 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the sizes of a model follow from.
+    """The sizes that determine those of all tensors of a model.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
     of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text``, ``lfm2`` or, with experts,
@@ -362,7 +362,7 @@ def _gguf_gated(
 
 
 def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Tensor]:
-    """Of one layer of a GGUF file, with the norms before and after it."""
+    """Yield the tensors of one layer of a GGUF file, with the norms before and after it."""
     hidden, heads = shape.hidden_size, shape.num_heads
     for name, dimensions in (
         ("attn_norm", (hidden,)),
@@ -380,7 +380,7 @@ def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Ten
 
 
 def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Tensor]:
-    """Of one layer, with the norms before and after it."""
+    """Yield the tensors of one layer, with the norms before and after it."""
     hidden, values = shape.hidden_size, net.num_heads * net.head_dim
     channels = values + 2 * net.num_key_heads * net.head_dim
     for name, dimensions in (
@@ -400,7 +400,7 @@ def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Ten
 
 
 def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
-    """Of one layer of LFM2, with the norms before and after it."""
+    """Yield the tensors of one layer of LFM2, with the norms before and after it."""
     hidden = shape.hidden_size
     for name, dimensions in (
         ("attn_norm", (hidden,)),
@@ -454,7 +454,7 @@ _GGUF_NAMES = (
 
 
 def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Tensor]:
-    """Of one layer, with the norms before and after it, under ``names`` in their order."""
+    """Yield the tensors of one layer under ``names``, with the norms before and after it."""
     hidden = shape.hidden_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
@@ -485,6 +485,6 @@ def _gated(shape: Shape, inner: int, prefix: str) -> Iterator[Tensor]:
 
 
 def stored_bytes(shape: Shape) -> int:
-    """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
+    """Return the size of a model's weights in BF16; a vocabulary of demo's size is not counted."""
     tensors = gguf_tensors(shape, shape.vocab_size or 0)
     return 2 * sum(math.prod(tensor.dimensions) for tensor in tensors)

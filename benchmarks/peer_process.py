@@ -16,7 +16,7 @@ class RunFailedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was read from the output of one process."""
+    """The measurements in the output of one process."""
 
     rates: Rates
     limits: Limits = field(default_factory=Limits)
@@ -24,7 +24,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one process measured. ``command`` has no directories, so that it may be published."""
+    """The measurements of one process. ``command`` has no directories, so it can be published."""
 
     command: tuple[str, ...]
     outcome: Outcome

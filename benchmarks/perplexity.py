@@ -1,4 +1,4 @@
-"""What quantizing a real model while it is loaded costs: its perplexity on a fixed text.
+"""Measure what quantizing a real model at load time costs: its perplexity on a fixed text.
 
     python benchmarks/perplexity.py MODEL.gguf OUT.json [--quant none q8_0 …] [--chunks 8]
     python benchmarks/perplexity.py MODEL.gguf OUT.json --files OTHER.gguf …
@@ -105,7 +105,9 @@ def opened(
 
 
 def log_probabilities(engine: Engine, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
-    """Of the tokens after the first half, position by position: ``[chunks, vocab]`` each time."""
+    """Yield the log probabilities of the tokens after the first half, one position at a time, as
+    ``[chunks, vocab]``.
+    """
     half = CHUNK // 2
     for chunk, tokens in enumerate(chunks):
         for start in range(0, half, STEP):
@@ -147,7 +149,7 @@ class Exact:
         np.save(self._folder / f"{position}.npy", values)
 
     def divergence(self, position: int, values: F32) -> F64:
-        """Of ``values`` from what was kept, for each row, in nats."""
+        """Return the divergence of ``values`` from the stored ones for each row, in nats."""
         exact = np.load(self._folder / f"{position}.npy")
         divergences: F64 = (np.exp(exact) * (exact - values)).sum(axis=1, dtype=np.float64)
         return divergences

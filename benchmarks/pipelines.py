@@ -1,4 +1,4 @@
-"""What limits several streams over two agents: ``benchmarks/METHODOLOGY.md``, "Pipelines".
+"""Find what limits several streams over two agents: ``benchmarks/METHODOLOGY.md``, "Pipelines".
 
     python benchmarks/shapes.py 1B /tmp/1b.gguf --type Q4_K
     python benchmarks/pipelines.py /tmp/1b.gguf [--output benchmarks/results/pipelines.json]
@@ -39,7 +39,8 @@ NUM_TOKEN_IDS = 1000
 """Prompts are drawn from the ids between the special tokens and this."""
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
+"""
 _STREAM_SECONDS = 120.0
 
 
@@ -54,7 +55,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """What one stage did in a round. ``idle_seconds``: no step was there, or it took one in."""
+    """The times of one stage in a round. ``idle_seconds``: it had no step, or was receiving one."""
 
     stage: int
     num_steps: int
@@ -224,8 +225,8 @@ def _cluster(
             MODEL_ID,
             context_tokens=512,
             cache_tokens=arguments.streams * 512,
-            # Of agents with equal memory, each gets an equal part. Versions that place by nothing
-            # else know no objective.
+            # Agents with equal memory get equal parts. Versions that place only by memory have no
+            # objective.
             **({"objective": "memory"} if python == sys.executable else {}),
         )
         if len(deployed["stages"]) != num_agents:

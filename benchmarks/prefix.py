@@ -1,4 +1,4 @@
-"""What a prefix cache saves, and what a long prompt does to a stream beside it.
+"""Measure what a prefix cache saves, and how a long prompt affects a concurrent stream.
 
     python benchmarks/shapes.py Llama-3.2-1B /tmp/1b.gguf --type Q4_0 --max-context 32768
     python benchmarks/prefix.py /tmp/1b.gguf --output results/prefix.json
@@ -32,9 +32,9 @@ Document = dict[str, Any]
 _CHILD = Path(__file__).with_name("prefix_child.py")
 _ANSWER_TOKENS = 32
 _QUESTION_TOKENS = 48
-"""Of what a user asks next: a few sentences."""
+"""The length of a user's next question: a few sentences."""
 _MESSAGE_TOKENS = 96
-"""Of what an agent sends next: the result of a tool."""
+"""The length of an agent's next message: the result of a tool."""
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""What it costs to know a machine: ``benchmarks/METHODOLOGY.md``, "Probe".
+"""Measure the cost of probing a machine: ``benchmarks/METHODOLOGY.md``, "Probe".
 
     python benchmarks/probe.py [--runs 9] [--output benchmarks/results/probe.json]
     python benchmarks/probe.py --busy 10 [--runs 5] [--compare PYTHON] [--output OUT.json]
@@ -283,7 +283,7 @@ def _run(*command: str, **changes: str) -> str:
 
 
 def _environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """Of this process, without settings of Potluck."""
+    """Return this process's environment without Potluck's settings, with ``changes`` applied."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("POTLUCK_")}
     return {**kept, **changes}
 

@@ -148,7 +148,8 @@ def _add_gated_delta(writer: Any, net: GatedDelta) -> None:
 
 
 def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
-    """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
+    """Return the format of a tensor in a file of a type, as llama.cpp's quantizer chooses it
+    (``llama-quant.cpp``).
 
     Norms, routers and the kernels of convolutions are F32. The head, or the embedding where it is
     the head, is Q6_K in files of any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only

@@ -24,7 +24,7 @@ _PIECE_ELEMENTS = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scales:
-    """Where a block has its 16-bit scale (and minimum), and what they multiply.
+    """The offsets of a block's 16-bit scale (and minimum), and statistics of what they multiply.
 
     Of a block of random bytes, values are ``scale`` times numbers of the standard deviation
     ``spread``, plus ``minimum`` times others; ``centre`` is the ratio of minimum to scale that
@@ -121,7 +121,7 @@ def _set(blocks: NDArray[np.uint8], offset: int, value: float) -> None:
 
 
 def _set_exponents(rng: np.random.Generator, blocks: NDArray[np.uint8]) -> None:
-    """Of MXFP4: two neighbouring powers of two, as often as makes the deviation right.
+    """Set the exponents of MXFP4: two neighboring powers of two, mixed to get the deviation right.
 
     The numbers that are scaled by 2^(e - 128) have a root mean square of 5.85.
     """

@@ -53,7 +53,7 @@ _GIVE_UP_SECONDS = 120.0
 
 
 class Victim(Enum):
-    """What is killed."""
+    """The process that is killed."""
 
     WORKER = "worker"
     AGENT = "agent"
@@ -308,7 +308,7 @@ class _Bench:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is seen of a recovery from outside: readiness at an agent, and new lines in logs."""
+    """A recovery as seen from outside: readiness at an agent, and new lines in logs."""
 
     readiness: list[tuple[float, bool]] = field(default_factory=list)
     lines: list[tuple[float, str]] = field(default_factory=list)

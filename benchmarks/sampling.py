@@ -1,4 +1,4 @@
-"""What drawing a token costs beside taking the likeliest: ``METHODOLOGY.md``, "Sampling".
+"""Compare sampling with greedy decoding: ``METHODOLOGY.md``, "Sampling".
 
     python benchmarks/sampling.py [--shape Llama-3.2-1B] [--threads 1 2] [--rounds 30]
         [--output FILE]
@@ -104,13 +104,15 @@ class Case:
 
     @property
     def drawing_seconds(self) -> float:
-        """What sampling takes longer than greedily, in a step."""
+        """The additional time of sampling in a step, compared with greedy decoding."""
         own = statistics.median(self.sampling_seconds)
         return own - statistics.median(self.greedy_sampling_seconds)
 
     @property
     def share(self) -> float:
-        """Of a greedy step, ``drawing_seconds``: steadier than ``lost`` on a shared machine."""
+        """``drawing_seconds`` as a share of a greedy step: steadier than ``lost`` on a shared
+        machine.
+        """
         return self.drawing_seconds / statistics.median(self.greedy_seconds)
 
 

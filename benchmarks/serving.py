@@ -1,4 +1,4 @@
-"""What serving costs beside computing: ``METHODOLOGY.md``, "Serving".
+"""Measure what serving costs beyond computing: ``METHODOLOGY.md``, "Serving".
 
     python benchmarks/shapes.py Llama-3.2-1B /tmp/1b.gguf --type Q4_0
     python benchmarks/serving.py OUT.json /tmp/1b.gguf [MODEL …] [--cores 1 2] [--streams 1 8]
@@ -62,7 +62,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """What ``potluck bench`` said beside it."""
+    """The results of ``potluck bench`` for comparison."""
 
     model: str
     cores: int
@@ -270,7 +270,7 @@ def _rate(streams: Sequence[Stream], num_tokens: int) -> float:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of all threads of a process, in nanoseconds' steps."""
+    """Return the CPU time of all threads of a process, with a resolution of nanoseconds."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text(encoding="ascii").split()[0])

@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """What was killed and when, and the longest gap in a stream from then until the next kill.
+    """A kill, its time, and the longest gap in a stream from then until the next kill.
 
     ``is_felt``: it had a stage or coordinated. ``ready_seconds``: until agent 0 knew the deployment
     as ready at a higher epoch than ``epoch``; None if the next kill came first, or none was due.

@@ -1,4 +1,4 @@
-"""What n-gram drafts gain and cost: ``METHODOLOGY.md``, "Speculation".
+"""Measure the gains and costs of n-gram drafts: ``METHODOLOGY.md``, "Speculation".
 
     python benchmarks/shapes.py Llama-3.2-1B /tmp/1b.gguf --type Q4_0
     python benchmarks/speculation.py OUT.json [--shape /tmp/1b.gguf] [--cores 1 2] [--http]
@@ -66,8 +66,8 @@ _PEER_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is asked. ``kind``: editing, predicted, free, repeating (an answer that does nothing
-    else), or wrong (drafts that never fit).
+    """A request. ``kind``: editing, predicted, free, repeating (an answer that does nothing else),
+    or wrong (drafts that never fit).
     """
 
     kind: str

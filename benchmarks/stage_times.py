@@ -25,7 +25,7 @@ from potluck.types.step import (
 
 _CONTEXT_TOKENS = 128
 _POSITION = 80
-"""Of the tokens that are decoded: about the middle of what ``pipelines.py`` asks for."""
+"""The position of the decoded tokens: about the middle of the answers in ``pipelines.py``."""
 _TOKEN = 300
 _SAMPLING = SamplingParams(temperature=1.0, logit_bias=((2, -100.0), (6, -100.0)))
 

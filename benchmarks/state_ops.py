@@ -77,7 +77,7 @@ def config_named(name: str) -> ModelConfig:
 
 
 class Parts:
-    """What the timer of a stage has counted, by kind of op."""
+    """The times of a stage, by kind of op."""
 
     def __init__(self, engine: NativeEngine) -> None:
         self._stage = engine._stage

@@ -1,4 +1,4 @@
-"""What a group of units gains for one stream: ``benchmarks/METHODOLOGY.md``, "Groups".
+"""Measure what a group of units gains for one stream: METHODOLOGY, "Groups".
 
     python benchmarks/tensor_parallel.py DIRECTORY [--types Q8_0 BF16 Q4_K_M Q4_0]
         [--peer DLLAMA [--peer-commit COMMIT]] [--llama-bench LLAMA_BENCH] [--unequal]
@@ -55,7 +55,7 @@ AIMS = {"Q8_0": 1.5, "BF16": 1.5, "Q4_K_M": 1.4}
 PREFILL_AIM = 1.7
 UNEQUAL_AIM = 1.3
 UNEQUAL = (0.8, 0.4, 0.4)
-"""Of a core: those of the second core add up to less than one."""
+"""Shares of a core; those of the second core add up to less than one."""
 PEER_TYPE = "Q4_0"
 PEERS = {"distributed-llama x1": 1, "distributed-llama x2": 2, "llama.cpp x1": 1}
 """The other programs, and with how many agents each is compared."""

@@ -29,7 +29,7 @@ COLUMNS = 4096
 PREFILL_TOKENS = 32
 _BLOCK_ROWS = 256
 _GRAPH_BYTES = 8 * 2**20
-"""Of what tinygrad schedules by itself, which is slow."""
+"""The size of matrices for kernels that tinygrad schedules itself, which are slow."""
 
 
 def main() -> None:
@@ -144,7 +144,7 @@ def warm_up(call: Callable[[], None]) -> float:
 
 
 def timed(call: Callable[[], None]) -> dict[str, float]:
-    """Of one pass: by the clock, and of the CPU, which other processes do not lengthen."""
+    """Return the wall-clock time of one call, and its CPU time, which no other process affects."""
     start, start_of_cpu = time.perf_counter(), time.process_time()
     call()
     return {

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
+"""
 
 _SILENCE_SECONDS = 180.0
 

@@ -1,4 +1,4 @@
-"""What a step costs that verifies drafts: ``METHODOLOGY.md``, "Verification".
+"""Measure the cost of a step that verifies drafts: ``METHODOLOGY.md``, "Verification".
 
     python benchmarks/verify.py MODEL... [--tokens 1 2 4 8 16] [--depths 128 2048] [--threads 1 2]
         [--arithmetics exact] [--rounds 20] [--output FILE]

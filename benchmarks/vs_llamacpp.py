@@ -60,7 +60,7 @@ _ALL_SHAPES = {name: shape for name, shape in SHAPES.items() if shape.vocab_size
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What is measured of one shape. ``runs`` and ``seen_limits`` grow."""
+    """The measurements of one shape. ``runs`` and ``seen_limits`` grow."""
 
     shape_name: str
     directory: Path

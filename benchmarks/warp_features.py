@@ -48,7 +48,7 @@ CPU_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one wheel: what its functions return, its CUDA, and what is found on a host."""
+    """The prediction for one wheel: its functions' results, CUDA code, and findings on a host."""
 
     version: str
     seconds: float
@@ -65,7 +65,7 @@ class Prediction:
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What the child said of one operation; what it did not come to say is empty."""
+    """A child's result for one operation; fields that it did not report are empty."""
 
     result: str
     version: str = ""

@@ -75,7 +75,7 @@ _MEGABIT = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured. Rates are in bits per second; 0 is no limit."""
+    """One measurement. Rates are in bits per second; 0 means no limit."""
 
     origin: str
     shape: str
@@ -88,7 +88,7 @@ class Case:
 
 @dataclass(slots=True, kw_only=True)
 class BoardResult:
-    """What came of one board. ``received_bytes`` and ``sent_bytes`` are of its interface."""
+    """The result of one board. ``received_bytes`` and ``sent_bytes`` are those of its interface."""
 
     board: int
     layers: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""What checking wheels costs: ``benchmarks/METHODOLOGY.md``, "Wheel check".
+"""Measure the cost of checking wheels: ``benchmarks/METHODOLOGY.md``, "Wheel check".
 
     PYTHONPATH=. python benchmarks/wheel_check.py --large WHEEL --own WHEEL --fleet FOLDER
         [--output benchmarks/results/wheel_check.json]

@@ -1,4 +1,4 @@
-"""What is predicted of a wheel's shared objects on a root, beside what its dynamic linker does."""
+"""Compare predictions for a wheel's shared objects with the dynamic linker of a root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.roots.loads import try_loads
 from tools.roots.wheel_site import SITE
 
 _PYTHON = HostPython(implementation="cpython", version=(3, 11))
-"""What opens the files: ``tools.roots.interpreter``."""
+"""The interpreter that opens the files: ``tools.roots.interpreter``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

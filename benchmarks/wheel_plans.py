@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is planned. ``modules`` are those that have to be imported."""
+    """A set to plan. ``modules`` are those that must be importable."""
 
     name: str
     requirements: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is predicted of wheels, beside the dynamic linker: ``METHODOLOGY.md``, "Wheel predictions".
+"""Compare predictions for wheels with the dynamic linker: METHODOLOGY, "Wheel predictions".
 
     PYTHONPATH=. python benchmarks/wheel_predictions.py --wheels FOLDER
         [--output benchmarks/results/wheel_predictions.json] [--only warp-lang] [--roots NAME …]

@@ -20,7 +20,7 @@ from tools.roots.wheel_site import manylinux_platforms
 _DATA = Path(__file__).with_name("wheel_trials.toml")
 
 _NEWEST_MINOR = 41
-"""Of glibc 2.x: wheels for any system that has a policy are taken."""
+"""The newest glibc 2.x: wheels for any system that has a policy are accepted."""
 _PYTHON = (3, 11)
 
 

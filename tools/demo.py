@@ -59,7 +59,7 @@ _ERROR_LINES = 20
 
 
 class DemoError(Exception):
-    """What went wrong, for people: one line or several."""
+    """A failure of the demo, described in one line or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,7 +162,7 @@ class HostError(PotluckError):
 
 
 class FatBinaryError(PotluckError):
-    """What should be GPU code in a library is not, or is cut short. It loads all the same."""
+    """The GPU code of a library is malformed or truncated; the library itself still loads."""
 
 
 class InsufficientMemoryError(PotluckError):

@@ -18,7 +18,7 @@ PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
     "<|end|>",
 )
 HELD_OUT_SEED = 990_001
-"""Of the documents that the loss is measured on; training has another."""
+"""The seed of the documents on which the loss is measured; training uses another."""
 
 HELD_OUT_DOCUMENTS = 200
 

@@ -41,7 +41,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a story must contain; whatever is None is free."""
+    """The requirements of a story; whatever is None is free."""
 
     hero: Being | None = None
     kind: str | None = None

@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """Where a run stands; saved with every checkpoint."""
+    """The progress of a run; saved with every checkpoint."""
 
     step: int = 0
     seen: int = 0

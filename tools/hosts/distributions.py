@@ -184,6 +184,6 @@ def roots_of(host: str, folder: Path) -> tuple[Path, ...]:
 
 
 def _versions(tree: AptTree) -> str:
-    """Of the packages that decide most: ``libc6 2.36-9+deb12u13, libstdc++6 12.2.0-14``."""
+    """Return the versions of the main packages: ``libc6 2.36-9+deb12u13, libstdc++6 …``."""
     names = ("libc6", "libstdc++6", "libc6-arm64-cross", "libstdc++6-arm64-cross")
     return ", ".join(f"{name} {tree.versions[name]}" for name in names if name in tree.versions)

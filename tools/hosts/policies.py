@@ -16,9 +16,10 @@ from potluck.portability.hosts.host import GLIBC_LIBRARIES, Host, HostLibrary
 from potluck.portability.hosts.symbol_set import SymbolsOfVersions
 
 _OLD_UNWINDER = "GLIBC_2.0"
-"""Of libgcc_s.so.1 too, on machines whose first glibc this was no longer, by the rules of GCC's
-libgcc/config/libgcc-glibc.ver; x86_64 has rules of its own. All described systems of aarch64 have
-it, and TensorFlow's and JAX's wheels ask for it there."""
+"""A version that libgcc_s.so.1 defines too, on machines whose first glibc was newer, by the rules
+of GCC's libgcc/config/libgcc-glibc.ver; x86_64 has rules of its own. All described aarch64 systems
+have it, and TensorFlow's and JAX's wheels require it there.
+"""
 
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 

@@ -18,7 +18,7 @@ _MOST_ROUNDS = 20  # a project that is restricted late changes what it requires 
 
 
 class Index(Protocol):
-    """Where projects are listed."""
+    """A source of projects and their files."""
 
     def files(self, project: str) -> tuple[ReleaseFile, ...]:
         """All files of a project."""

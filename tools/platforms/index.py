@@ -60,7 +60,7 @@ class PackageIndex:
 
 @cache
 def configured_index() -> str:
-    """Where pip looks: its ``index-url``, or PyPI."""
+    """Return the index that pip uses: its ``index-url``, or PyPI."""
     command = (sys.executable, "-m", "pip", "config", "get", "global.index-url")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or _PYPI

@@ -1,4 +1,4 @@
-"""What an index has of a project, and what of it can be installed where."""
+"""The files of a project in an index, and the platforms that can install them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packaging.version import Version
 Glibc = tuple[int, int]
 
 ANY_GLIBC: Glibc = (0, 0)
-"""What has no native code needs no C library in particular."""
+"""The requirement of files without native code: any C library."""
 NEWEST_GLIBC: Glibc = (2, 99)
 """One that is no obstacle."""
 

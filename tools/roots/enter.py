@@ -21,8 +21,10 @@ EVERY_FEATURE = "max,pauth-impdef=on"
 architecture's takes most of the time where a distribution's builds sign them (Debian since 13)."""
 
 CPUINFO = Path(__file__).with_name("cpuinfo-aarch64.txt")
-"""What the kernel says of a Raspberry Pi 4's processors, for programs that believe it more than the
-registers: ``shared={"cpuinfo": CPUINFO}``. Of this machine's, ONNX Runtime for aarch64 crashes."""
+"""The kernel's description of a Raspberry Pi 4's processors, for programs that trust it more than
+the registers: ``shared={"cpuinfo": CPUINFO}``. With this machine's, ONNX Runtime for aarch64
+crashes.
+"""
 
 _SCRIPT = Path(__file__).with_name("enter.sh")
 

@@ -21,7 +21,7 @@ from tools.wheels.targets import TARGETS, Target
 from tools.wheels.wheel_archive import dist_info, read_wheel
 
 LARGEST_BYTES = 4_000_000
-"""Of a wheel without the demo model."""
+"""The largest size of a wheel without the demo model."""
 
 INSTRUCTION_SETS = {
     "x86_64": ("scalar", "avx2", "avx512", "avx512_bf16", "amx"),

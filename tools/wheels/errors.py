@@ -8,7 +8,7 @@ class BuildError(Exception):
 
 
 class DownloadError(BuildError):
-    """What a build needs is nowhere to be had now."""
+    """A file that a build requires cannot be downloaded now."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{NOT_DOWNLOADED}: {reason}")

@@ -42,8 +42,8 @@ def pinned_packages(version: str) -> tuple[PinnedPackage, ...]:
 
 
 def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
-    """Where the headers of Python ``version`` are, once they lie in ``folder``; what is there
-    already is not fetched again.
+    """Return the folders with the headers of Python ``version``, unpacked in ``folder``; packages
+    that are there already are not downloaded again.
 
     Raises ``DownloadError`` where a package cannot be had, or is not the one that is pinned.
     """

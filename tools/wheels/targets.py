@@ -1,4 +1,4 @@
-"""What wheels there are: one for every machine and every ABI of Python."""
+"""The wheels to build: one for every machine and every ABI of Python."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonAbi:
-    """What the core is compiled for. ``headers`` is the version of Python whose headers are used:
-    for the stable ABI a newer one than the oldest that it runs on.
+    """An ABI that the core is compiled for. ``headers`` is the version of Python whose headers are
+    used: for the stable ABI, a newer one than the oldest that it runs on.
     """
 
     python_tag: str

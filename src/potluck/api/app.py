@@ -77,7 +77,7 @@ def build_app(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What the web page requires: its files, and the agent that it controls."""
+    """The requirements of the web page: its files, and the agent that it controls."""
 
     console: Console
     assets: Mapping[str, Asset]

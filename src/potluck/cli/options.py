@@ -97,7 +97,7 @@ WaitOption = Annotated[
     typer.Option("--wait", help="Wait longer than about 5 seconds for slow drivers and tests."),
 ]
 _WAIT_SECONDS = 5.0
-"""What a person waits for an answer; what is slower is named, and waited for with ``--wait``."""
+"""The time limit of a command; slower devices and tests are named, and need ``--wait``."""
 
 
 def seconds_to_wait() -> float:
@@ -132,7 +132,7 @@ def resolve_backend(option: str | None) -> str | None:
 
 
 def resolve_draft(option: str | None) -> str:
-    """Where drafts come from: what the option says, else the settings."""
+    """Return the source of drafts of the option, else of the settings."""
     return str(configured(settings())["draft"]) if option is None else option
 
 

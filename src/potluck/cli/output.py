@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, everything else on stderr."""
+"""Output of commands: data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 

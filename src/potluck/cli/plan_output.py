@@ -29,10 +29,10 @@ from potluck.types.quantities import (
 )
 
 _NUM_NAMES = 4
-"""Of units that are unused for one reason; the others are counted."""
+"""The number of names shown of units that are unused for one reason; the others are counted."""
 
 _NUM_STAGES = 8
-"""Of all pipelines whose layouts are shown."""
+"""The number of stages, over all pipelines, whose layouts are shown."""
 
 _OBJECTIVES = {
     "latency": "least time per token of one stream",
@@ -297,7 +297,7 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _draft_lines(plan: Mapping[str, Any], names: NodeNames) -> Iterator[str]:
-    """Where the draft model is, and its memory requirement."""
+    """Yield the placement of the draft model, with its memory requirement."""
     draft = plan["draft"]
     if draft is None:
         return

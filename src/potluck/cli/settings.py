@@ -179,7 +179,7 @@ def _key_of(variable: str) -> str:
 
 
 def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:
-    """Where the file would be (``XDG_CONFIG_HOME`` is honoured)."""
+    """Return the path of the file, which may not exist (``XDG_CONFIG_HOME`` is honoured)."""
     base = environ.get("XDG_CONFIG_HOME")
     if base:
         return Path(base) / "potluck" / "config.toml"

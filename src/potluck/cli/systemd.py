@@ -43,8 +43,8 @@ WantedBy=default.target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitState:
-    """What the manager says: ``enabled`` and ``active`` are its words, such as ``disabled`` and
-    ``failed``. ``is_lingering`` is None where nobody says.
+    """The state of a unit. ``enabled`` and ``active`` are the manager's words, such as ``disabled``
+    and ``failed``. ``is_lingering`` is None if it is unknown.
     """
 
     enabled: str
@@ -138,7 +138,7 @@ class UserManager:
 
 
 def unit_path(environ: Mapping[str, str]) -> Path:
-    """Where the unit is, or would be."""
+    """Return the path of the unit, which may not exist."""
     base = environ.get("XDG_CONFIG_HOME", "")
     folder = Path(base) if base.startswith("/") else Path.home() / ".config"
     return folder / "systemd" / "user" / UNIT

@@ -200,7 +200,7 @@ def up(
 
 
 class AgentTask(Protocol):
-    """What an agent does after its start, until it ends."""
+    """A task that accompanies an agent, from after its start until it ends."""
 
     async def begin(self, agent: Agent) -> None:
         """Return when the agent can be said to be ready. Cancelled if it ends before that."""

@@ -215,7 +215,7 @@ def _finding(finding: Finding) -> FindingDocument:
 
 
 _SHOWN_FILES = 3
-"""Of those that one thing is said of."""
+"""The number of files or features named in one message; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ from potluck.types.states import states_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a model is placed, how it is quantized there, and which units are unused.
+    """The placement of a model, its quantization, and the unused units.
 
     ``needs_room``: held stages that are not in the plan must be released before it is loaded.
     ``request`` is the input of the choice.

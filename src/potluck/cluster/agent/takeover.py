@@ -58,7 +58,7 @@ holders waits (``machine.MINORITY_SECONDS``), or nobody would wait for it there.
 
 
 class Decision(enum.Enum):
-    """What to do about a coordinator that this node does not see."""
+    """The decision about a coordinator that this node does not see."""
 
     TAKE_OVER = "take over"
     WAIT = "wait"

@@ -168,7 +168,8 @@ class Attempt:
             weights=self._weights,
         )
         if record.status.plan.arithmetic is Arithmetic.EXACT:
-            # What another one would gain is shown by plans, not by deployments that do not want it.
+            # The gain of another arithmetic is shown by plans, not by deployments that do not want
+            # it.
             planned = replace(planned, arithmetic_note="")
         self._planned = planned
         return planned

@@ -1,4 +1,4 @@
-"""What the end of an epoch says about its stages and their units."""
+"""The end of an epoch, and what it implies for its stages and their units."""
 
 from __future__ import annotations
 

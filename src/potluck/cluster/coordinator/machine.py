@@ -45,7 +45,7 @@ OUTBID_PAUSE_SECONDS = 0.2
 
 
 class Phase(enum.Enum):
-    """What the current attempt waits for."""
+    """The event that the current attempt waits for."""
 
     IDLE = "idle"
     PLANNING = "planning"

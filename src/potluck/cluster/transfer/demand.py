@@ -1,4 +1,4 @@
-"""What one reader wants for one job, its progress, and what all readers together want."""
+"""The demand of one reader for one job, its progress, and the demand of all readers together."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class TransferProcess:
         self._serving: SetServing | None = None
         self._refused: SetRefused | None = None
         self.address: tuple[str, int]
-        """Where peers connect; without a route, it changes when the process is restarted."""
+        """The address for peers; without a route, it changes when the process is restarted."""
 
     @classmethod
     async def start(

@@ -42,7 +42,7 @@ from potluck.portability.elf.symbols import read_symbols
 _MAX_PATH_BYTES = 4096
 
 _LARGEST_PAGE_BYTES = 2**16
-"""Of Linux's kernels on the machines that wheels exist for."""
+"""The largest page of Linux kernels on the machines that wheels exist for."""
 
 
 def read_elf(data: ElfData) -> ElfFile:

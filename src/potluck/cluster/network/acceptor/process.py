@@ -47,7 +47,7 @@ _EXHAUSTED_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorSettings:
-    """What the agent tells this process.
+    """The settings that the agent passes to this process.
 
     ``inner_host`` and ``inner_port`` are where Zenoh listens. ``authority``, ``certificate`` and
     ``key`` are the node's PEM files. A member's connection is closed if its peer acknowledges or
