@@ -40,7 +40,7 @@ class Sample:
 
 @contextmanager
 def busy_process(core: int | None) -> Iterator[None]:
-    """Something that computes without end on ``core``, or wherever the system puts it."""
+    """Run a process that computes endlessly, on ``core`` or wherever the system puts it."""
     # In a session of its own, as another user's: the system shares its cores out among sessions
     # first, where it groups them (sched_autogroup).
     command = [sys.executable, "-c", "while True: pass"]
@@ -55,7 +55,7 @@ def busy_process(core: int | None) -> Iterator[None]:
 
 
 def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
-    """One text of random tokens."""
+    """Generate one text after a prompt of random tokens, and return the rates."""
     draw = random.Random(0)  # the same prompt in every run
     vocab_size = model.description.config.vocab_size
     prompt = [draw.randrange(vocab_size) for _ in range(prompt_tokens)]

@@ -168,7 +168,7 @@ def _decoding(
 
 
 def _saving(keeper: DiskKeeper, blocks: list[HashedBlock]) -> dict[str, object]:
-    """All blocks, a chunk's at a time, with pauses where the queue is full."""
+    """Save all blocks, one chunk's at a time, pausing while the queue is full."""
     started = time.perf_counter()
     copying = 0.0
     at_once = _CHUNK_TOKENS // KV_BLOCK_TOKENS

@@ -176,7 +176,7 @@ def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
 def _llama(
     folder: Path, model: Path, num_stages: int, num_streams: int, context: int
 ) -> Iterator[Served]:
-    """llama-server on one core, with an RPC server per stage if there are several stages."""
+    """Run llama-server on one core, with an RPC server per stage if there are several stages."""
     with ExitStack() as opened:
         port = _free_port()
         command = [str(folder / "llama-server"), "-m", str(model), "--host", "127.0.0.1"]
@@ -234,7 +234,7 @@ def _measure(served: Served, num_streams: int, num_prompt: int, num_new: int) ->
 def _complete(
     served: Served, prompt: Sequence[int], num_new: int, *, seed: int
 ) -> tuple[float, float, float]:
-    """When the request was sent, when its first text came, when its last event came."""
+    """Return the times of the request, of its first text and of its last event."""
     body = {
         "model": MODEL_ID,
         "prompt": prompt,
@@ -275,7 +275,7 @@ def _complete(
 
 
 def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Medians, and the ratio to one stage in the same round of the same system."""
+    """Return medians, and the ratio to one stage in the same round of the same system."""
     groups: dict[tuple[str, int, int], list[Sample]] = {}
     for sample in samples:
         key = (sample.system, sample.num_streams, sample.num_stages)

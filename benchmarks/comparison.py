@@ -95,7 +95,7 @@ class Rates:
         )
 
     def median(self, phase: Phase) -> float | None:
-        """None where no run gave a sample."""
+        """Return the median rate of a phase; None if no run gave a sample."""
         return median_of(self.prefill if phase is Phase.PREFILL else self.decode)
 
 
@@ -360,7 +360,7 @@ def questions(claims: Sequence[str], scope: Scope) -> list[Question]:
 
 
 def settings_of(selected_questions: Sequence[Question]) -> list[Setting]:
-    """Every setting once, those of a type together, so that its file stays in memory."""
+    """Return every setting once, grouped by type, so that the type's file stays in memory."""
     wanted = {
         setting: None
         for question in selected_questions

@@ -144,7 +144,7 @@ def _measured(num_members: int, rounds: int, delay: float | None) -> Iterator[di
 
 @contextlib.contextmanager
 def _hosts(num_members: int, delay: float | None) -> Iterator[list[tuple[list[str], str]]]:
-    """How to run a command on each member's host, and the host's address."""
+    """Yield, for each member, the command prefix that runs on its host, and the host's address."""
     if delay is None:
         yield [([], "127.0.0.1")] * num_members
         return

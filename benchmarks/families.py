@@ -71,7 +71,7 @@ class Model:
 
 
 def models() -> Iterator[Model]:
-    """All cases that have GGUF files."""
+    """Yield all cases that have GGUF files."""
 
     def write_dense(case: dense.Case) -> Callable[[Path], Path]:
         def write(folder: Path) -> Path:
@@ -188,7 +188,7 @@ def with_vocabulary(path: Path) -> Path:
 
 
 def peer_logits(path: Path, tokens: list[int]) -> Floats:
-    """llama.cpp's logits at every position."""
+    """Return llama.cpp's logits at every position."""
     model_options = llama_cpp.llama_model_default_params()
     model_options.use_mmap = False
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_options)
@@ -222,7 +222,7 @@ def peer_logits(path: Path, tokens: list[int]) -> Floats:
 
 
 def own_logits(path: Path, tokens: list[int]) -> Floats:
-    """Potluck's."""
+    """Return Potluck's logits at every position."""
     with closing(open_gguf(path)) as source:
         config = config_from_gguf(source.metadata, source, path=str(path))
         config = with_stored_head(config, frozenset(source.names()), FileKind.GGUF)
@@ -231,7 +231,7 @@ def own_logits(path: Path, tokens: list[int]) -> Floats:
 
 
 def compare(model: Model) -> dict[str, Any]:
-    """One row."""
+    """Return the row that compares the logits for a model."""
     folder = Path(tempfile.mkdtemp())
     try:
         path = model.write(folder)
@@ -251,7 +251,7 @@ def compare(model: Model) -> dict[str, Any]:
 
 
 def compare_apart(name: str, family: str) -> dict[str, Any]:
-    """One row, made in a process of its own, which llama.cpp may end."""
+    """Compute a row in a separate process, which llama.cpp may crash."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
         command = [sys.executable, __file__, str(out), "--child", name]

@@ -145,7 +145,7 @@ class DrillResult:
         return sum(board.num_kills for board in self.boards)
 
     def complaints(self) -> list[str]:
-        """Why the drill did not show what it is to show; empty if it did."""
+        """Return why the drill failed to show what it should; empty if it succeeded."""
         if self.is_naive:
             return [] if self.num_kills else ["nothing was killed"]
         found = [self.failure] if self.failure else []
@@ -254,7 +254,7 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
 
 
 def result_lines(result: DrillResult) -> Iterator[str]:
-    """One line for every board, and what came of it all."""
+    """Yield a line for every board, and the overall result."""
     yield (
         f"{'board':>5} {'layers':>9} {'cap':>9} {'plan':>9} {'worker':>9} {'+ agent':>9} "
         f"{'max usage':>9} {'read':>9} {'seconds':>7} {'hits':>5} {'kills':>5}"
@@ -381,7 +381,7 @@ def _num_kills(group: Path) -> int:
 def _start_boards(
     opened: ExitStack, groups: list[Path], directory: Path, *, is_naive: bool
 ) -> list[Board]:
-    """Agents that all see one another. The first serves clients."""
+    """Start agents, and wait until all of them see one another. The first one serves clients."""
     root = Path(__file__).resolve().parents[1]
     environment = {
         **os.environ,
@@ -558,7 +558,7 @@ def sampling(boards: list[Board]) -> Iterator[Sampler]:
 
 
 def held_bytes(pid: int) -> int:
-    """RssAnon + RssShmem of a process; 0 once it is gone."""
+    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -58,7 +58,7 @@ MOST_FAILURES = 20
 
 
 def fuzz(kind: Kind, num_cases: int, first_seed: int) -> dict[str, object]:
-    """All cases of one kind."""
+    """Run all cases of one kind."""
     refusals: Counter[str] = Counter()
     failures: list[dict[str, object]] = []
     num_read = num_failed = 0
@@ -105,7 +105,7 @@ def fuzz(kind: Kind, num_cases: int, first_seed: int) -> dict[str, object]:
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Memory is traced from here on."""
+    """Trace memory within the block."""
     tracemalloc.start()
     try:
         yield
@@ -116,7 +116,7 @@ def traced() -> Iterator[None]:
 def measure(
     name: str, num_bytes: int, read: Callable[[], object], repeats: int
 ) -> dict[str, object]:
-    """Seconds, peak and what stays of a reading, or of its refusal."""
+    """Measure the time, the peak memory and the remaining memory of a reading or its refusal."""
 
     def attempt() -> tuple[object, str]:
         try:
@@ -185,7 +185,7 @@ def write_vocabulary(path: Path) -> int:
 
 
 def measure_all(repeats: int) -> list[dict[str, object]]:
-    """Files on disk, then headers in memory."""
+    """Measure files on disk, then headers in memory."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

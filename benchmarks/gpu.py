@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def probe_units(arguments: argparse.Namespace) -> ProbeReport:
-    """Every unit tried and measured now: nothing is taken from a cache, and nothing kept."""
+    """Test and measure every unit now, without reading or writing a cache."""
     options = ProbeOptions(
         backends=[
             spec for spec in BACKENDS if arguments.backend is None or spec.name in arguments.backend
@@ -126,7 +126,7 @@ def measured_rows(report: ProbeReport, arguments: argparse.Namespace) -> Iterato
 
 
 def measured(trial: Trial, shape: str, fmt: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: what a child measured, or why it did not."""
+    """Return a row: the measurements of a child, or why it failed."""
     is_thin = shape == THIN
     case = Case(
         unit=unit_address(trial),
@@ -157,9 +157,10 @@ def measured(trial: Trial, shape: str, fmt: str, arguments: argparse.Namespace) 
 
 
 def shares(row: dict[str, Any], host: dict[str, Any], trial: Trial) -> dict[str, Any]:
-    """Which part of the unit's bandwidth decoding reaches, and which part of a step is the host's.
+    """Return the fraction of the unit's bandwidth that decoding reaches, and the fraction of a step
+    that is the host's.
 
-    None where one of the two was not measured.
+    A fraction is None if one of its two figures was not measured.
     """
     if "failed" in row:
         return {}

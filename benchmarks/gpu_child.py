@@ -116,7 +116,7 @@ def make_program(case: Case, num_layers: int | None = None) -> Program:
 
 
 def weight_infos(program: Program, fmt: TensorFormat) -> Iterator[TensorInfo]:
-    """Matrices in ``fmt``, norms in F32."""
+    """Yield the weights: matrices in ``fmt``, norms in F32."""
     for spec in program.weights:
         stored = TensorFormat.F32 if len(spec.shape) == 1 else fmt
         yield TensorInfo(name=spec.name, shape=spec.shape, format=stored)
@@ -154,7 +154,7 @@ def make_ready(case: Case, program: Program) -> Ready:
 
 
 def _load(engine: LoadableEngine, program: Program, fmt: TensorFormat) -> None:
-    """Random rows, the same ones again and again: what they are does not matter."""
+    """Load random rows, repeatedly the same ones, because their values do not matter."""
     rng = np.random.default_rng(SEED)
     sink = engine.sink()
     for info in weight_infos(program, fmt):
@@ -181,7 +181,7 @@ class Runner:
         self._num_sequences = 0
 
     def round(self) -> tuple[float, list[float]]:
-        """Seconds of a prompt up to its first token, and of each step of one token after it."""
+        """Return the seconds of a prompt up to its first token, and of each following step."""
         case = self._case
         sequence_id = SequenceId(self._num_sequences)
         self._num_sequences += 1
@@ -237,7 +237,7 @@ class Runner:
 
 
 def measure(case: Case) -> dict[str, object]:
-    """Seconds to get ready, and of counted rounds after one that is not."""
+    """Measure the seconds to get ready and those of the counted rounds, after a warm-up round."""
     program = make_program(case)
     ready = make_ready(case, program)
     try:
@@ -265,7 +265,7 @@ def measure(case: Case) -> dict[str, object]:
 
 
 def measure_host(case: Case) -> dict[str, object]:
-    """By difference: steps of the thin shape with all its layers, and with a few of them."""
+    """Measure by difference: steps of the thin shape with all of its layers and with a few."""
     counts = (THIN_FEWER_LAYERS, SHAPES[THIN].num_layers)
     samples: dict[int, list[float]] = {}
     for num_layers in counts:

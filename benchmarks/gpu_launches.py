@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def cases(tokens: list[int]) -> Iterator[dict[str, Any]]:
-    """Everything to measure, as arguments of ``measured``."""
+    """Yield all measurements as arguments of ``measured``."""
     for num_tokens in tokens:
         for format in FORMATS:
             for num_rows, num_columns in SHAPES:

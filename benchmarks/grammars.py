@@ -84,7 +84,7 @@ GRAMMARS = {
 
 
 def held_bytes() -> int:
-    """Anonymous memory of this process, after what is free was given back."""
+    """Return this process's anonymous memory in bytes, after freed memory was returned."""
     gc.collect()
     return_free_memory()
     status = Path("/proc/self/status").read_text(encoding="utf-8")
@@ -106,13 +106,13 @@ def tekken_tokens(path: Path) -> TokenList:
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
-    """Microseconds."""
+    """Return quantiles in microseconds."""
     at = [1e6 * float(np.quantile(seconds, quantile)) for quantile in (0.5, 0.9, 0.99, 1.0)]
     return dict(zip(("median", "p90", "p99", "max"), (round(each, 1) for each in at), strict=True))
 
 
 def follow(vocabulary: Vocabulary, grammar: str) -> dict[str, object]:
-    """Texts drawn evenly from what a grammar allows, one after another."""
+    """Follow texts drawn uniformly from those that a grammar allows, one after another."""
     matchers = Matchers(vocabulary)
     draws = random.Random(7)
     masks: list[float] = []

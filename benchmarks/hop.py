@@ -89,7 +89,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def _measure(
     outgoing: OutgoingEdge, incoming: IncomingEdge, payload_bytes: int, rounds: int
 ) -> list[float]:
-    """Half of each round trip, in microseconds."""
+    """Return half of each round trip, in microseconds."""
     header, payload = os.urandom(HEADER_BYTES), os.urandom(payload_bytes)
     samples = []
     for number in range(WARM_UP_ROUNDS + rounds):

@@ -39,7 +39,7 @@ PREFILL_ROWS = 512
 
 
 def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
-    """Wall-clock seconds of each pass."""
+    """Return the wall-clock seconds of each pass."""
     run()
     seconds = []
     for _ in range(repeats):
@@ -92,7 +92,7 @@ def measure(
     *,
     is_fast: bool,
 ) -> dict[str, object]:
-    """One row of the results."""
+    """Measure one row of the results."""
     num_rows = weights_bytes // format.row_bytes(COLUMNS) // 16 * 16
     decode, num_bytes = make_run(isa, format, num_rows, 1, is_fast=is_fast)
     decode_seconds = seconds_of_passes(decode, repeats)

@@ -108,7 +108,7 @@ class LiveAgent:
         return []
 
     def kill(self) -> float:
-        """``kill -9``; the time of it, of ``time.monotonic``."""
+        """Send ``kill -9``; return the time of it, as ``time.monotonic`` gives it."""
         assert self.process is not None
         killed_at = time.monotonic()
         self.process.kill()
@@ -210,7 +210,7 @@ class LiveCluster:
         return agent
 
     def live(self) -> list[LiveAgent]:
-        """Agents whose process runs."""
+        """Return the agents whose process runs."""
         return [agent for agent in self.agents.values() if agent.is_live]
 
     def await_members(self) -> None:
@@ -259,7 +259,7 @@ class LiveCluster:
         return found
 
     def _processes(self) -> list[psutil.Process]:
-        """Every process that descends from this cluster."""
+        """Return every process that descends from this cluster."""
         return [process for process in psutil.process_iter() if self._is_mine(process)]
 
     def _is_mine(self, process: psutil.Process) -> bool:
@@ -270,7 +270,7 @@ class LiveCluster:
         return False
 
     def _left_files(self) -> Iterator[Path]:
-        """Sockets and notes of workers that ended agents should have removed."""
+        """Yield sockets and notes of workers that ended agents should have removed."""
         for agent in self.agents.values():
             yield from (agent.state / "workers").glob("*")
             yield from agent.state.glob("*.sock")
@@ -295,7 +295,7 @@ def num_descriptors(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """``RssAnon`` of a process, which no other shares; 0 if it has ended."""
+    """Return ``RssAnon`` of a process, which is not shared, in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("RssAnon:"):

@@ -80,7 +80,8 @@ class LlamaBench:
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
-        """One sequence by ``llama-bench``, several by ``llama-batched-bench``: neither samples."""
+        """Run ``llama-bench``, or ``llama-batched-bench`` for several sequences; neither samples.
+        """
         if setting.is_sampled:
             outcome = Outcome(rates=Rates(failures=("llama-bench does not sample",)))
             return Run(command=(self.executable.name,), outcome=outcome)
@@ -148,7 +149,7 @@ class Xllamacpp:
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
-        """Through the server that the package is."""
+        """Run through the server of the package."""
         case = {
             "model": str(model),
             "num_threads": setting.num_threads,

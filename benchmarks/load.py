@@ -80,7 +80,7 @@ def prepare(path: Path, cache: str) -> None:
 
 
 def plain_read(path: Path) -> dict[str, float]:
-    """As ``dd`` would, block by block into one buffer, giving pages back as the loader does."""
+    """Read as ``dd`` does, into one buffer, and release pages as the loader does."""
     view = memoryview(bytearray(b"\1" * BUFFER_BYTES))  # its pages are there
     offset = 0
     cpu, started = _cpu_seconds(), time.perf_counter()
@@ -139,7 +139,7 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
 
 
 def memory_bytes(pid: int) -> int:
-    """RssAnon + RssShmem; 0 of a process that has ended."""
+    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )

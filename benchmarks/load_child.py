@@ -69,7 +69,7 @@ def keep(path: Path) -> Loaded:
 
 
 def safetensors_numpy(path: Path) -> Loaded:
-    """All arrays, as they are stored."""
+    """Return a function that loads all arrays as they are stored."""
     from safetensors.numpy import load_file
 
     return lambda: load_file(path)

@@ -83,7 +83,7 @@ class Shape:
     gated_delta: GatedDelta | None = None
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a gated delta net in the place of attention."""
+        """Return whether a layer has a gated delta net in the place of attention."""
         return self.gated_delta is not None and (layer + 1) % 4 != 0
 
     @property
@@ -413,7 +413,7 @@ def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:
-    """Biases of all matrices, and sinks."""
+    """Yield the biases of all matrices, and the sinks."""
     assert shape.experts is not None
     count, inner = shape.experts.num_experts, shape.experts.intermediate_size
     keys = shape.num_key_value_heads * shape.head_dim

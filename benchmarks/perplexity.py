@@ -158,7 +158,7 @@ class Exact:
 def measure(
     engine: Engine, chunks: Sequence[Sequence[int]], exact: Exact, *, is_exact: bool
 ) -> dict[str, object]:
-    """Perplexity of the second halves, and their divergence."""
+    """Measure the perplexity of the second halves, and their divergence."""
     started = time.perf_counter()
     losses: list[F32] = []
     divergences: list[F64] = []

@@ -155,7 +155,7 @@ def _print(found: Round) -> None:
 
 
 def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Medians by number of stages, and the ratio to the fewest stages in the same round."""
+    """Return medians by number of stages, and the ratio to the fewest stages in the same round."""
     groups: dict[tuple[int, str], list[Round]] = {}
     for each in rounds:
         groups.setdefault((each.num_stages, each.system), []).append(each)
@@ -244,7 +244,7 @@ def _processes(agents: Sequence[LiveAgent]) -> Iterator[tuple[str, int]]:
 
 
 def _scheduled(pid: int) -> tuple[float, float]:
-    """Seconds that the threads of a process ran, and that they waited for a core."""
+    """Return the seconds that a process's threads ran, and those that they waited for a core."""
     ran = waited = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError):

@@ -29,7 +29,7 @@ def _machine(cores: float, core: int, megabytes: int = 3000) -> Machine:
 
 
 def _apart(num_machines: int, milliseconds: float, **others: float) -> tuple[Distance, ...]:
-    """All machines as far apart."""
+    """Return the same distance between all pairs of machines."""
     return tuple(
         _between(one, other, milliseconds, **others) for one, other in _pairs(num_machines)
     )

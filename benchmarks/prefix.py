@@ -199,7 +199,7 @@ def stream(options: Options, _: Sequence[str]) -> Document:
 
 
 def agents(options: Options, peers: Sequence[str]) -> Document:
-    """All calls of two agents, in turns."""
+    """Measure all calls of two agents, alternating."""
     per_turn = _ANSWER_TOKENS + _MESSAGE_TOKENS
     context = options.shared_tokens + (options.turns + 2) * per_turn
     document: Document = {}
@@ -250,7 +250,7 @@ def _turn(prompt: Sequence[int], answer: Document) -> Document:
 
 
 def _interpolated(measured: Sequence[Document], num_prompt: int) -> float:
-    """Seconds of a call with so long a prompt, by a line through the measured ones."""
+    """Estimate the seconds of a call with a prompt of this length by linear regression."""
     lengths = [each["num_prompt"] for each in measured]
     seconds = [each["seconds"] for each in measured]
     if len(set(lengths)) < 2:

@@ -49,7 +49,7 @@ _KEPT_IN_F32 = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 def write_gguf(
     shape: Shape, path: Path, type_name: str, max_context_tokens: int = MAX_CONTEXT_TOKENS
 ) -> None:
-    """One file, with the formats that llama.cpp's quantizer chooses for a type."""
+    """Write one file, with the formats that llama.cpp's quantizer chooses for a type."""
     demo: dict[str, Any] = json.loads((DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8"))
     vocab_size = shape.vocab_size or demo["vocab_size"]
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[shape.family])
@@ -129,7 +129,7 @@ def _add_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
 
 
 def _add_routing(writer: gguf.GGUFWriter, experts: Experts) -> None:
-    """As GLM-4.7-Flash routes."""
+    """Write the routing parameters of GLM-4.7-Flash."""
     writer.add_leading_dense_block_count(experts.num_dense_layers)
     writer.add_expert_shared_count(1)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -177,7 +177,7 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
 
 
 def _that_fits(fmt: TensorFormat, tensor: Tensor) -> TensorFormat:
-    """``fmt``, or what llama.cpp takes instead for rows that are not whole blocks of it."""
+    """Return ``fmt``, or llama.cpp's replacement for rows that are not whole blocks of it."""
     if tensor.dimensions[-1] % fmt.block_elements == 0:
         return fmt
     fallbacks = {

@@ -83,7 +83,7 @@ def random_tensor(
 def random_rows(
     rng: np.random.Generator, fmt: TensorFormat, num_rows: int, num_columns: int
 ) -> NDArray[np.uint8]:
-    """Rows of a matrix as a file stores them, ``[num_rows, row bytes]``.
+    """Return random rows of a matrix as a file stores them, ``[num_rows, row bytes]``.
 
     ``num_columns`` must be whole blocks of ``fmt``.
     """

@@ -149,7 +149,7 @@ def main() -> None:
 def _measure_recoveries(
     arguments: argparse.Namespace, shape: str, num_agents: int, left: list[str]
 ) -> Iterator[Trial]:
-    """All trials on one cluster."""
+    """Run all trials on one cluster."""
     model = _model(shape, arguments.work)
     with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
         for number in range(num_agents):
@@ -275,7 +275,7 @@ class _Bench:
         self._cluster.await_ready(self.gateway, MODEL_ID)
 
     def start_over(self) -> None:
-        """After a trial that went wrong."""
+        """Restart all agents, after a trial that went wrong."""
         for agent in self._cluster.live():
             agent.kill()
         for number in list(self._cluster.agents):
@@ -285,7 +285,7 @@ class _Bench:
     def _victim(
         self, victim: Victim, number: int, deployed: Document
     ) -> LiveAgent | psutil.Process:
-        """Workers of all stages in turn; as an agent one that neither streams nor coordinates."""
+        """Choose each stage's worker in turn, or an agent that neither streams nor coordinates."""
         agents = self._cluster.agents
         if victim is Victim.WORKER:
             stage = deployed["stages"][number % len(deployed["stages"])]
@@ -296,7 +296,7 @@ class _Bench:
         return agents[len(agents) - 1]
 
     def _send_again(self, ask: Ask) -> TokenStream:
-        """As a client that insists: the answer it gets in the end."""
+        """Retry like a persistent client, and return the final answer."""
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         while True:
             stream = TokenStream()
@@ -386,7 +386,7 @@ def _median_gap(times: Sequence[float]) -> float:
 
 
 def _summarize(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Median and worst of each combination."""
+    """Return the median and the worst of each combination."""
     groups: dict[tuple[str, int, str], list[Trial]] = {}
     for trial in trials:
         groups.setdefault((trial.shape, trial.num_agents, trial.victim), []).append(trial)
@@ -479,7 +479,7 @@ def _serving(python: str, model: str, num_agents: int) -> Iterator[LiveCluster]:
 
 
 def _rate(cluster: LiveCluster, num_streams: int, num_prompt: int, num_new: int) -> float:
-    """Tokens of all streams but the first of each, by the time from the first to the last."""
+    """Return the tokens per second of all streams, without the first token of each."""
     chance = random.Random(SEED)
     streams = [TokenStream() for _ in range(num_streams)]
     port = cluster.agents[0].port
@@ -501,7 +501,7 @@ def _rate(cluster: LiveCluster, num_streams: int, num_prompt: int, num_new: int)
 
 
 def _summarize_costs(samples: Sequence[CostSample]) -> list[dict[str, Any]]:
-    """Medians, and the ratio to the other checkout in the same round."""
+    """Return medians, and the ratio to the other checkout in the same round."""
     groups: dict[tuple[str, int, int], dict[str, list[float]]] = {}
     for sample in samples:
         key = (sample.shape, sample.num_agents, sample.num_streams)
@@ -527,7 +527,7 @@ def _summarize_costs(samples: Sequence[CostSample]) -> list[dict[str, Any]]:
 
 
 def _model(shape: str, work: Path) -> str:
-    """MODEL, made if it is not there yet."""
+    """Return MODEL; create it if it is missing."""
     if shape == "demo":
         return shape
     folder = work / shape

@@ -161,7 +161,7 @@ class _Setting:
         return served, computed
 
     def _seed(self, agent: LiveAgent, num_streams: int, sampling: str) -> int:
-        """Prompts whose answers do not end early. This warms up as well."""
+        """Find a seed whose answers do not end early. This also warms up."""
         for seed in range(_MAX_SEEDS):
             try:
                 self._serve(agent, num_streams, sampling, seed)
@@ -254,7 +254,7 @@ def _read(port: int, bodies: Sequence[Mapping[str, object]]) -> list[Stream]:
 
 
 def _rate(streams: Sequence[Stream], num_tokens: int) -> float:
-    """Tokens per second of all together, while all of them decode."""
+    """Return the tokens per second of all streams together, while all of them decode."""
     for stream in streams:
         if b'"completion_tokens":%d' % num_tokens not in stream.received:
             if b'"finish_reason":"stop"' in stream.received:

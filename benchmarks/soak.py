@@ -188,7 +188,7 @@ class _Clients:
 
 
 def _has_ended(agent: LiveAgent, pid: int) -> bool:
-    """Whether an agent whose connection has ended has itself: its process closes sockets first."""
+    """Return whether an agent ends in time after its connection: a process closes sockets first."""
     deadline = time.monotonic() + _END_SECONDS
     while agent.is_live and agent.pid == pid:
         if time.monotonic() > deadline:
@@ -430,14 +430,14 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _quarters(values: Sequence[float]) -> list[float]:
-    """Medians of the quarters of a run: flat, or not."""
+    """Return the medians of the quarters of a run, which show whether it is flat."""
     size = max(1, len(values) // 4)
     parts = [values[start : start + size] for start in range(0, 4 * size, size)]
     return [round(statistics.median(part), 1) for part in parts if part]
 
 
 def _by_age(samples: Sequence[MemorySample]) -> dict[str, float]:
-    """Medians of agents that are killed, by how long they have run."""
+    """Return the median memory of agents that are killed, in MiB, by their age."""
     ages: dict[str, list[float]] = {}
     for sample in samples:
         if sample.agent != 0:

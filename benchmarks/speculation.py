@@ -206,7 +206,7 @@ def main() -> None:
 
 
 def summary(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Medians over the cases and rounds of each kind; every pair counts by its own ratio."""
+    """Return medians over the cases and rounds of each kind; every pair counts by its own ratio."""
     groups: dict[tuple[str, str, int, str, str], list[Pair]] = {}
     for pair in pairs:
         key = (pair.where, pair.model, pair.cores, pair.kind, pair.sampling)
@@ -267,7 +267,7 @@ def _in_engine(model: Path, num_cores: int, num_tokens: int, num_rounds: int) ->
 
 
 def _of_shape(shape: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[Pair]:
-    """Random weights: they repeat nothing, unless greedily, so drafts are predicted or wrong."""
+    """Measure random weights, which repeat little: drafts are predicted or wrong."""
     draw = random.Random(0)
     prompt = tuple(draw.randrange(300, 1000) for _ in range(64))
     free = Case(
@@ -348,7 +348,7 @@ def _pairs(
     off: Ask,
     drafting: Ask,
 ) -> Iterator[Pair]:
-    """Both in turn, and who is first in turn, too. Raise if their answers differ."""
+    """Ask both in turn, alternating the first one. Raise if their answers differ."""
     for case in cases:  # the prompts are in both caches from here on
         for ask in (off, drafting):
             ask(Case(**{**_fields(case), "max_tokens": 1}))
@@ -468,7 +468,7 @@ def _edits(num_tokens: int, ask: Ask) -> Iterator[Case]:
 
 
 def _loops(num_tokens: int, ask: Ask) -> Iterator[Case]:
-    """Random weights soon repeat themselves greedily, so nearly all drafts are right."""
+    """Yield cases in which random weights repeat themselves, so nearly all drafts are right."""
     yield from _long_enough(
         ask,
         Case(
@@ -489,8 +489,8 @@ def _two_stages(
     num_rounds: int,
     cases_of: Callable[[Ask], Iterable[Case]],
 ) -> list[Pair]:
-    """One agent on the first core, and two on a core each, all with drafts. Nothing binds the
-    client: this process must not be bound to fewer cores when it starts them.
+    """Compare one agent on the first core with two agents on a core each, all with drafts. The
+    client is not bound: this process must not be bound to fewer cores when it starts the agents.
     """
     with contextlib.ExitStack() as opened:
         one, two = (

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _step(num_sequences: int) -> Step:
-    """One token of each sequence, sampled; sequences are opened and closed in it."""
+    """Return a step with one sampled token per sequence, which opens and closes the sequences."""
     blocks = _CONTEXT_TOKENS // KV_BLOCK_TOKENS
     sequences = [SequenceId(index) for index in range(num_sequences)]
     return Step(

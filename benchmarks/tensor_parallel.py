@@ -192,7 +192,7 @@ def _options(num_agents: int) -> Mapping[str, object]:
 
 @contextlib.contextmanager
 def _cluster(model: Path, cores: Sequence[int]) -> Iterator[int]:
-    """Agents on ``cores`` that hold the model together; the HTTP port of the first."""
+    """Run agents on ``cores`` that hold the model together, and yield the first one's HTTP port."""
     with (
         tempfile.TemporaryDirectory() as directory,
         LiveCluster(Path(directory)) as cluster,

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure_device(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All formats on the device ``DEV``."""
+    """Measure all formats on the device ``DEV``."""
     results = []
     for label in arguments.format:
         format = next(each for each in BLOCKS if each.label == label)
@@ -68,7 +68,7 @@ def measure_device(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_format(format: TensorFormat, num_rows: int, repeats: int) -> dict[str, Any]:
-    """Seconds of reading, of products for one token and for several, and of the other ways."""
+    """Measure reading, products for one token and for several, and the other ways, in seconds."""
     from vector_source import q4_0_product
 
     from potluck.engines.tinygrad.adapter import Device, Tensor, TinyJit
@@ -137,7 +137,7 @@ def measure_format(format: TensorFormat, num_rows: int, repeats: int) -> dict[st
 
 
 def warm_up(call: Callable[[], None]) -> float:
-    """Seconds of the first two: one compiles, one is recorded. A third is not counted."""
+    """Return the seconds of the first two calls (compiling, recording); a third is not counted."""
     seconds = timed(call)["seconds"] + timed(call)["seconds"]
     call()
     return seconds
@@ -199,7 +199,7 @@ def stored_rows(info: TensorInfo) -> Any:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """One line: bytes per second by the clock, and per second of a CPU in parts of reading."""
+    """Return a line: bytes per second, by the clock and relative to reading per CPU second."""
     ways = result["ways"]
 
     def rate(way: str, clock: str) -> float:

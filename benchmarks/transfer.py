@@ -236,7 +236,7 @@ def _peak_bytes(process: TransferProcess) -> int:
 
 
 def _beside_frames(folder: Path, model: Path, link: str) -> list[dict[str, object]]:
-    """Round trips of frames on a link of its own: idle, beside a transfer, beside a share."""
+    """Measure frames' round trips on a separate link: idle, beside a transfer, beside a share."""
     from support.network.netns import lan
 
     results: list[dict[str, object]] = []

@@ -104,8 +104,8 @@ class Session:
         return path
 
     def measure(self, setting: Setting) -> None:
-        """Both sides in turn, as often as rounds are asked for; what llama.cpp ran for another
-        setting already it does not run again.
+        """Run both sides alternately, once per round. llama.cpp does not run again what it ran for
+        another setting.
         """
         is_known = (Side.THEIRS, setting.theirs) in self.samples
         with busy_core() if setting.is_busy else contextlib.nullcontext():
@@ -127,7 +127,7 @@ class Session:
         self._keep(Side.OURS, setting, run)
 
     def _theirs(self, setting: Setting) -> None:
-        """With the better attention; deep in a context, where it matters most, with both."""
+        """Run llama.cpp with the better attention, or with both deep in a context."""
         if setting.isa not in self.flash_attention:
             self.flash_attention[setting.isa] = self._better_attention(setting)
         if not setting.depth_tokens:
@@ -186,7 +186,7 @@ class Session:
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """Another process that computes all the time on the last core that this one may use."""
+    """Run another process that computes endlessly on the last core available to this one."""
     core = max(os.sched_getaffinity(0))
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
         try:
@@ -244,7 +244,7 @@ def peers_of(arguments: argparse.Namespace) -> dict[str | None, Peer]:
 
 
 def described(peers: Mapping[str | None, Peer], model: Path) -> dict[str | None, Build | str]:
-    """Each build, or why it does not start."""
+    """Describe each build, or say why it does not start."""
     builds: dict[str | None, Build | str] = {}
     for isa, peer in peers.items():
         try:
@@ -255,12 +255,12 @@ def described(peers: Mapping[str | None, Peer], model: Path) -> dict[str | None,
 
 
 def cpu_has_amx() -> bool:
-    """Whether the kernel lists 8-bit tiles among the features of the CPU."""
+    """Return whether the kernel lists 8-bit tiles among the features of the CPU."""
     return "amx_int8" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 
 
 def measured_rows(session: Session, scope: Scope, claims: Sequence[str], build: Any) -> list[Row]:
-    """Measures every setting that the claims need, then answers them."""
+    """Measure every setting that the claims need, then answer the claims."""
     selected_questions = questions(claims, scope)
     for setting in settings_of(selected_questions):
         started = time.monotonic()

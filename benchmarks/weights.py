@@ -269,7 +269,7 @@ def least_seconds(case: Case, result: WeightsResult) -> float | None:
 
 
 def result_lines(result: WeightsResult) -> Iterator[str]:
-    """One line for every board, and what came of it all."""
+    """Yield a line for every board, and the overall result."""
     yield (
         f"{'board':>5} {'layers':>9} {'plan':>9} {'read':>9} {'received':>9} {'sent':>9} "
         f"{'stored':>9} {'worker':>9} {'board':>9} {'seconds':>7} {'kills':>5}"
@@ -340,7 +340,7 @@ def _start_boards(
     *,
     debugs: bool,
 ) -> list[Board]:
-    """Agents that all see one another. The first serves clients."""
+    """Start agents, and wait until all of them see one another. The first one serves clients."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(_ROOT / "src"),
@@ -467,7 +467,7 @@ def _complete(board: Board, host: Host) -> tuple[str, int]:
 
 
 def _traffic(host: Host) -> tuple[int, int]:
-    """Bytes that a host's interface has received and sent."""
+    """Return the bytes that a host's interface has received and sent."""
     counters = Path("/sys/class/net/eth0/statistics")
     command = host.command("cat", str(counters / "rx_bytes"), str(counters / "tx_bytes"))
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
@@ -484,7 +484,7 @@ def _num_kills(group: Path) -> int:
 
 
 def _stored_bytes(folder: Path) -> int:
-    """Blocks that a board's store of weights takes on the disk."""
+    """Return the disk space of a board's store of weights, in bytes."""
     store = folder / "cache" / "potluck" / "weights"
     return sum(path.stat().st_blocks * 512 for path in store.rglob("*") if path.is_file())
 

@@ -144,7 +144,7 @@ def _fleet(wheels: list[Path]) -> list[Taken]:
 
 
 def _documents() -> list[str]:
-    """Hosts as JSON, no two alike."""
+    """Return hosts as JSON, no two alike."""
     drawn = random.Random(8)
     shipped = [load_shipped_host(name) for name in sorted(shipped_hosts())]
     documents = []

@@ -53,7 +53,7 @@ def describe_root(root: Root) -> Host:
 def compare_loads(
     wheel: PreparedWheel, prefix: Path, root: Root, check: HostCheck
 ) -> tuple[Load, ...]:
-    """Every shared object of a wheel, which ``unzip_wheel`` has unpacked to ``prefix``.
+    """Compare every shared object of a wheel that ``unzip_wheel`` has unpacked to ``prefix``.
 
     Raises as ``try_loads`` does.
     """
@@ -66,7 +66,7 @@ def compare_loads(
 
 
 def predict_loads(wheel: PreparedWheel, check: HostCheck) -> dict[str, str]:
-    """Why the dynamic linker will not open each shared object by itself, or nothing."""
+    """Return why the dynamic linker will not open each shared object alone; empty if it will."""
     programs = {each.path for each in wheel.tree if each.is_executable}
     files = check.check(wheel).files
     return {each.path: _reason(each) for each in files if each.path not in programs}

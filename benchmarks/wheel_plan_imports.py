@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def top_levels(site: str) -> Iterator[str]:
-    """Names of packages and modules, but those that are data or begin with an underscore."""
+    """Yield names of packages and modules, except data and names that begin with an underscore."""
     for distribution in importlib.metadata.distributions(path=[site]):
         names = set()
         for file in distribution.files or ():

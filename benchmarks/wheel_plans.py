@@ -202,7 +202,7 @@ def run_case(case: Case, own: Sequence[Path], kept: Path) -> dict[str, Any]:
 def _distinct(
     shared: Sequence[HostPlan], own: Sequence[HostPlan]
 ) -> Iterator[tuple[bool, HostPlan]]:
-    """Both answers; a host's own is left out where it is the shared one."""
+    """Yield both answers; a host's own is left out if it equals the shared one."""
     for each in shared:
         yield True, each
     for each in own:

@@ -74,7 +74,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def _row(
     wheel: Path, systems: Sequence[Root], checks: Mapping[str, HostCheck]
 ) -> dict[str, object]:
-    """One wheel: its tags, and what each root does with it."""
+    """Return the row of one wheel: its tags, and what each root does with it."""
     prepared = PreparedWheel(read_needs(wheel))
     results = {}
     files: list[str] = []

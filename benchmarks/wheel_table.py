@@ -105,7 +105,7 @@ def _cell(
     known: Sequence[Explanation],
     notes: dict[str, int],
 ) -> str:
-    """How many files load on some roots, and the notes on what is not as predicted."""
+    """Return how many files load on some roots, and notes on wrong predictions."""
     loads = [(root, load) for root, load in _loads(wheel) if root in roots]
     loading = sum(load.is_linked for _, load in loads)
     cell = {len(loads): "all", 0: "none"}.get(loading, f"{loading} of {len(loads)}")
@@ -142,7 +142,7 @@ def _root_title(root: Mapping[str, Any]) -> str:
 
 
 def _short(tag: str) -> str:
-    """``manylinux_2_28_x86_64`` as ``2_28``."""
+    """Shorten ``manylinux_2_28_x86_64`` to ``2_28``."""
     return (
         tag.removeprefix("manylinux").lstrip("_").removesuffix("_x86_64").removesuffix("_aarch64")
     )

@@ -44,7 +44,7 @@ class Explanation:
     why: str
 
     def is_of(self, wheel: str, root: str, file: str) -> bool:
-        """Whether it explains a difference."""
+        """Return whether this explains a difference."""
         return (
             fnmatchcase(wheel, self.wheel)
             and fnmatchcase(root, self.root)
@@ -53,7 +53,7 @@ class Explanation:
 
 
 def wheel_trials() -> Iterator[WheelTrial]:
-    """All of them, in the order of the file."""
+    """Yield all trials, in the order of the file."""
     for row in tomllib.loads(_DATA.read_text("utf-8"))["wheel"]:
         for machine in row["machines"]:
             yield WheelTrial(
@@ -65,13 +65,13 @@ def wheel_trials() -> Iterator[WheelTrial]:
 
 
 def explanations() -> tuple[Explanation, ...]:
-    """Those of differences that are known."""
+    """Return the explanations of known differences."""
     rows = tomllib.loads(_DATA.read_text("utf-8")).get("explanation", [])
     return tuple(Explanation(**row) for row in rows)
 
 
 def tag_explanations() -> Mapping[str, str]:
-    """Why the least tag is not auditwheel's, by pattern of wheel."""
+    """Return why the least tag is not auditwheel's, by pattern of wheel."""
     rows = tomllib.loads(_DATA.read_text("utf-8")).get("tag_explanation", [])
     return {row["wheel"]: row["why"] for row in rows}
 
@@ -111,7 +111,7 @@ def _in_folder(trial: WheelTrial, folder: Path) -> Path | None:
 
 @cache
 def _preference(machine: str) -> Mapping[Tag, int]:
-    """Each tag that is taken, and its place among them."""
+    """Return each accepted tag with its position in pip's order."""
     platforms = manylinux_platforms(machine, _NEWEST_MINOR)
     tags = [
         *cpython_tags(_PYTHON, platforms=platforms),

@@ -21,7 +21,7 @@ class DebianPackageError(Exception):
 
 
 def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the ``ar`` archive's members.
+    """Yield the names and contents of the ``ar`` archive's members.
 
     Raises ``DebianPackageError`` where it is no such archive, or ends early.
     """
@@ -43,7 +43,7 @@ def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def installed_files(package: bytes) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Regular files of the package: path from the root (``usr/include/…``), and content.
+    """Yield the regular files of the package: path from the root (``usr/include/…``), and content.
 
     Raises ``DebianPackageError`` where it is no package, or Python cannot decompress it.
     """

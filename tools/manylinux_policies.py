@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _policies() -> Sequence[Mapping[str, Any]]:
-    """Those of glibc, ascending."""
+    """Return the glibc policies in ascending order."""
     text = resources.files("auditwheel").joinpath("policy/manylinux-policy.json").read_text("utf-8")
     found = [each for each in json.loads(text) if each["name"].startswith("manylinux_")]
     return sorted(found, key=lambda each: _glibc(each["name"]))
@@ -102,7 +102,7 @@ def _versions(policy: Mapping[str, Any], machine: str) -> Iterator[str]:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """GLIBC_2.9 before GLIBC_2.10."""
+    """Return a key that sorts GLIBC_2.9 before GLIBC_2.10."""
     parts = name.replace("_", ".").split(".")
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
 

@@ -25,7 +25,7 @@ class _Reference(ReferenceEngine):
     expert_use = NO_EXPERTS
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing, because nothing is compiled."""
 
 
 def reference_logits() -> list[list[float]]:

@@ -266,5 +266,5 @@ class SilentNodeError(CallError):
 
 
 def _encodable(text: str) -> str:
-    """``text`` as it can be encoded: the name of a file may hold bytes that are no UTF-8."""
+    """Return ``text`` so that it can be encoded: file names may contain invalid UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -138,12 +138,12 @@ def question_about(story: Story, rng: random.Random) -> tuple[str, str]:
 
 
 def _pair(prompt: str, answered: str) -> list[Message]:
-    """One turn: what the user says and what the assistant answers."""
+    """Return one turn: what the user says and what the assistant answers."""
     return [Message("user", prompt), Message("assistant", answered)]
 
 
 def _small(pool: tuple[Beat, Beat], slots: Mapping[str, str], rng: random.Random) -> list[Message]:
-    """One turn of smalltalk."""
+    """Return one turn of small talk."""
     return _pair(weave(rng.choice(pool[0]), slots, rng), weave(rng.choice(pool[1]), slots, rng))
 
 
@@ -157,7 +157,7 @@ def _extras(story: Story, rng: random.Random) -> dict[str, str]:
 
 
 def _first_turn(story: Story, rng: random.Random) -> tuple[list[Message], bool]:
-    """How a conversation begins, and whether ``story`` has been told in it."""
+    """Return the beginning of a conversation, and whether ``story`` has been told in it."""
     slots = _extras(story, rng)
     roll = rng.random()
     if roll < 0.72:

@@ -38,7 +38,7 @@ def render_chat(messages: Sequence[Message]) -> str:
 
 
 def document(seed: int, index: int) -> str:
-    """Document ``index`` of the endless stream of ``seed``: half stories, half chats."""
+    """Return document ``index`` of the endless stream of ``seed``: half stories, half chats."""
     rng = random.Random(f"{seed}:{index}")
     if rng.random() < 0.5:
         return f"{BOS}{make_story(rng).text}{EOS}"

@@ -128,7 +128,7 @@ def random_name(rng: random.Random, female: bool) -> str:
 def _being(
     rng: random.Random, kind: str | None, name: str | None, trait: str | None, helper: bool
 ) -> Being:
-    """Someone new; a helper is more often an animal and has a helper's trait."""
+    """Return a new character; a helper is more often an animal and has a helper's trait."""
     kind = kind or rng.choice(
         lex.ANIMALS if rng.random() < (0.8 if helper else 0.55) else lex.KINDS
     )
@@ -143,7 +143,7 @@ def _being(
 
 
 def _an(words: str) -> str:
-    """``words`` behind the indefinite article; ``weave`` turns it into ``an`` where needed."""
+    """Return ``words`` after the article ``a``, which ``weave`` turns into ``an`` if needed."""
     return f"a {words}"
 
 
@@ -217,13 +217,13 @@ def _fill(value: str, slots: Mapping[str, str], rng: random.Random) -> str:
 
 
 def _section(beats: tuple[Beat, ...], slots: Mapping[str, str], rng: random.Random) -> str:
-    """One paragraph: each beat told in one of its ways."""
+    """Return one paragraph, with each beat told in one of its ways."""
     sentences = (weave(rng.choice(beat), slots, rng) for beat in beats)
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _notes(cast: Cast) -> Beat:
-    """Sentences that show the hero's trait, and none at all now and then."""
+    """Return sentences that show the hero's trait, and sometimes none."""
     notes = next((trait.notes for trait in lex.TRAITS if trait.word == cast.hero.trait), ())
     return (*notes, *notes, "")
 

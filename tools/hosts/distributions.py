@@ -62,12 +62,12 @@ class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def distributions() -> tuple[Distribution, ...]:
-    """All distributions with glibc, in their order."""
+    """Return all distributions with glibc, in the order of the file."""
     return _rows().distribution
 
 
 def musl_distributions() -> tuple[Musl, ...]:
-    """Those with musl."""
+    """Return the distributions with musl."""
     return _rows().musl
 
 

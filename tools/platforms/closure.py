@@ -21,7 +21,7 @@ class Index(Protocol):
     """A source of projects and their files."""
 
     def files(self, project: str) -> tuple[ReleaseFile, ...]:
-        """All files of a project."""
+        """Return all files of a project."""
         ...
 
     def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:

@@ -42,7 +42,7 @@ class PackageIndex:
         self._requirements: dict[str, tuple[Requirement, ...]] = {}
 
     def files(self, project: str) -> tuple[ReleaseFile, ...]:
-        """All files of a project that are not yanked and have the name of a release."""
+        """Return all files of a project that are not yanked and have the name of a release."""
         if project not in self._files:
             listing = json.loads(_fetch(f"{self._url}/{canonicalize_name(project)}/", _JSON))
             listed = (_release(each) for each in listing["files"] if not each.get("yanked"))
@@ -86,7 +86,7 @@ def _release(listed: dict[str, Any]) -> ReleaseFile | None:
 
 
 def _pythons(written: str) -> SpecifierSet:
-    """Any where it is not written as it should be, as for pip."""
+    """Parse the Python versions; an invalid specifier allows any, as in pip."""
     try:
         return SpecifierSet(written)
     except InvalidSpecifier:

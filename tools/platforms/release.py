@@ -36,7 +36,7 @@ class Platform:
         return f"{self.python[0]}.{self.python[1]}"
 
     def applies(self, requirement: Requirement, extra: str = "") -> bool:
-        """Whether a requirement's marker is true here, with ``extra`` asked for."""
+        """Return whether a requirement's marker is true here, if ``extra`` is requested."""
         environment = {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python_version}.0",

@@ -73,7 +73,7 @@ class Survey:
     platforms: tuple[SurveyedPlatform, ...]
 
     def to_json(self) -> str:
-        """For ``platforms.json``."""
+        """Return the survey as JSON, for ``platforms.json``."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
 
@@ -105,7 +105,7 @@ def read_survey(text: str) -> Survey:
 
 
 def glibc_name(glibc: Glibc) -> str:
-    """``2.17``."""
+    """Return the version as text: ``2.17``."""
     return f"{glibc[0]}.{glibc[1]}"
 
 

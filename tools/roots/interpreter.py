@@ -48,7 +48,7 @@ def portable_python(machine: str, folder: Path = FOLDER) -> Path:
 
 
 def _link_options(libraries: Path) -> list[str]:
-    """All of libpython is linked, and exported as interpreters do."""
+    """Return options that link all of libpython and export it as interpreters do."""
     return [
         "-rdynamic",
         "-Wl,--whole-archive",

@@ -33,5 +33,5 @@ def made_once(path: Path) -> Iterator[Path | None]:
 
 
 def digest(*inputs: bytes) -> str:
-    """Names what is made from these inputs."""
+    """Return a name for what is made from these inputs."""
     return hashlib.sha256(b"\0".join(inputs)).hexdigest()[:12]

@@ -37,12 +37,12 @@ class PackageSet:
 
 
 def roots() -> Mapping[str, PackageSet]:
-    """All roots that builds are tried in, by their names."""
+    """Return all roots in which builds are tried, by name."""
     return _sets("root")
 
 
 def newcomers() -> Mapping[str, PackageSet]:
-    """Roots of machines that know nothing of Potluck yet, by their names."""
+    """Return the roots of machines that know nothing of Potluck yet, by name."""
     return _sets("newcomer")
 
 

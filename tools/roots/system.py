@@ -30,7 +30,7 @@ def system(name: str, folder: Path = FOLDER) -> Root:
 
 
 def _make_loader_cache(root: Root) -> None:
-    """As installing packages does. Ubuntu's ``ldconfig`` is a script around the program."""
+    """Run ``ldconfig``, as installing packages does. Ubuntu's is a script around the program."""
     script = root.path / "sbin" / "ldconfig.real"
     done = root.run("/sbin/ldconfig.real" if script.exists() else "/sbin/ldconfig")
     if done.returncode != 0:

@@ -103,7 +103,7 @@ def module_problems(module: bytes, machine: str, paths: tuple[Path, ...]) -> Ite
 
 
 def _auditwheel_problems(path: Path, target: Target) -> Iterator[str]:
-    """``auditwheel`` must find the very tag that the wheel has: not less, and not more."""
+    """Yield a problem if ``auditwheel`` finds a higher or a lower tag than the wheel has."""
     output = _output("auditwheel", "show", str(path))
     found = re.search(r'following platform tag:\s*"([^"]+)"', output)
     if found is None or found[1] not in target.platforms:

@@ -79,8 +79,8 @@ def _run(*command: str | Path) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """All that the tools are told: no variable of the user's, of which compilers heed a dozen, and
-    flags that keep this machine's paths out of what is compiled.
+    """Return the environment of the tools: no variables of the user's, a dozen of which compilers
+    heed, and flags that keep this machine's paths out of the output.
     """
     cache = str(_WORK / "zig-cache")
     paths = {ROOT: ".", _package_folder("nanobind"): "nanobind"}

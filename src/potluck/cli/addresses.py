@@ -193,7 +193,7 @@ def parse_http(text: str, key_file: Path | None) -> HttpAddress:
 
 
 def parse_size(text: str, option: str = "memory-limit") -> int:
-    """Bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
+    """Return the bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
 
     Raise ``ParameterError``, which names ``option``, if it is malformed.
     """

@@ -84,7 +84,7 @@ class _Option(TyperOption):
 
 
 def _with_cheap_options(parameters: list[Any]) -> list[Any]:
-    """Typer makes options of its own class, and of no other."""
+    """Change the class of Typer's options in place, because Typer creates no other class."""
     for parameter in parameters:
         if type(parameter) is TyperOption:
             parameter.__class__ = _Option

@@ -252,7 +252,7 @@ def _spread(rates: Sequence[float]) -> Iterator[str]:
 
 
 def _arithmetic_lines(document: BenchDocument) -> Iterator[str]:
-    """Nothing of a backend that has an arithmetic of its own."""
+    """Yield lines about the arithmetic, unless the backend has its own."""
     arithmetic, fast = document.arithmetic, document.fast_arithmetic
     if arithmetic is None:
         return

@@ -46,7 +46,7 @@ def chat_loop(
 
 
 def _read_line() -> str | None:
-    """One message; None at the end of input. Ctrl-C empties the line."""
+    """Read one message; None at the end of input. Ctrl-C clears the line."""
     while True:
         try:
             return input("> ").strip()

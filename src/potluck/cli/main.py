@@ -18,7 +18,7 @@ from potluck.errors import PotluckError
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point of the console script; ends the process."""
+    """Run the console script, and end the process."""
     # Without a command, help is the answer.
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     _tolerate_other_encodings()

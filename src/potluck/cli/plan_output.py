@@ -134,7 +134,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _memory_text(stage: Mapping[str, Any]) -> str:
-    """``2.1/15 GiB``: what a stage takes of the memory of its unit."""
+    """Return how much of its unit's memory a stage takes: ``2.1/15 GiB``."""
     memory = stage_memory(stage)
     used = format_bytes(memory.device_bytes if memory.is_on_device else memory.total_bytes)
     if stage["usable_bytes"] is None:
@@ -188,7 +188,7 @@ def _prediction_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tupl
 
 
 def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How much of a token's time groups take to exchange what their members compute."""
+    """Yield the share of a token's time that groups spend exchanging results."""
     leaders = [stage for stage in plan["stages"] if stage["part"] and not is_led(stage)]
     seconds = sum(stage["predicted"]["exchange_seconds"] for stage in leaders)
     if not leaders:
@@ -202,7 +202,7 @@ def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
-    """How much better or worse a plan with, or without, groups is."""
+    """Describe how much better or worse a plan with, or without, groups is."""
     stages = [{**stage, "is_added": False} for stage in other["stages"]]
     return _change(plan, {**other, "stages": stages}, names)
 
@@ -210,7 +210,7 @@ def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) 
 def _side_by_side_rows(
     prediction: Mapping[str, Any], several: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """How fast several pipelines would be, and what a deployment of each of the first takes."""
+    """Yield the rate of several pipelines, and the layouts of the first ones."""
     pipelines, rate = several["pipelines"], several["total_tokens_per_second"]
     gain = rate / prediction["total_tokens_per_second"] - 1
     yield (
@@ -268,7 +268,7 @@ def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: NodeNames) ->
 
 
 def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
-    """How much better or worse another plan is, and what it is on."""
+    """Describe how much better or worse another plan is, and its units."""
     ours = plan["prediction"]
     key, words = ("token_seconds", "per token")
     text = f"{format_seconds(other[key])} {words}"
@@ -307,7 +307,7 @@ def _draft_lines(plan: Mapping[str, Any], names: NodeNames) -> Iterator[str]:
 
 
 def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: NodeNames) -> Iterator[str]:
-    """Units that got nothing, those of one sort and one reason together."""
+    """Yield the unused units, grouped by unit id and reason."""
     alike: dict[tuple[str, str], list[str]] = {}
     for each in rejections:
         alike.setdefault((each["unit_id"], each["reason"]), []).append(names.of(each["node_id"]))

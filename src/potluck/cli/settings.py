@@ -187,7 +187,7 @@ def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file; one in a folder of somebody else's holds nothing for us."""
+    """Return whether the file exists; one in another user's folder is ignored."""
     try:
         return path.is_file()
     except PermissionError:

@@ -55,7 +55,7 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shared_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
-    """Nodes on one machine: each shows memory that the others may take."""
+    """Yield the nodes on one machine: each shows memory that the others may use."""
     nodes_of: dict[str, list[str]] = {}
     for node in cluster["nodes"]:
         if node.get("host_id"):
@@ -121,14 +121,14 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
 
 
 def not_tested_reason(*, is_software: bool) -> str:
-    """Why no backend was tried on a device."""
+    """Return why no backend was tried on a device."""
     if is_software:
         return "--allow-software enables software-emulated GPUs"
     return "no backend in this build supports it"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
-    """One line, or one per version where they differ."""
+    """Yield the version, or a line for each if nodes differ."""
     nodes_of: dict[str, list[str]] = {}
     for node in cluster["nodes"]:
         if "version" in node:
@@ -210,7 +210,7 @@ def transfer_text(transfer: Mapping[str, Any]) -> str:
 
 
 def _part_of(stage: Mapping[str, Any]) -> str:
-    """Say which part of a stage a member of a group has, if it is one."""
+    """Return which part of a stage a member of a group has; empty without a group."""
     part = stage["part"]
     return "" if part is None else f", part {part['member'] + 1} of {len(part['shares'])},"
 
@@ -282,7 +282,7 @@ def state_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """How a deployment is quantized and computed."""
+    """Yield how a deployment is quantized and computed."""
     if deployment["quantization"] != "none":
         yield f"quant: {deployment['quantization']}"
     for remark in deployment["remarks"]:
@@ -292,7 +292,7 @@ def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def mapped_text(deployment: Mapping[str, Any]) -> str:
-    """Say what becomes of the weights of a deployment or a plan that maps them; else empty."""
+    """Describe how a deployment or a plan maps its weights; empty if it does not."""
     if not deployment["is_mapped"] or not deployment["stages"]:
         return ""
     loaded = [str(stage["stage"]) for stage in deployment["stages"] if stage["memory"]["weights"]]
@@ -307,7 +307,7 @@ def stage_memory(stage: Mapping[str, Any]) -> MemoryPlan:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns side by side, each as wide as it must be: nothing is cut off."""
+    """Yield rows with aligned columns, without truncating anything."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -68,7 +68,7 @@ _ALONE_SECONDS = 10.0
 
 
 def is_shown(stream: TextIO | None, *, is_requested: bool) -> bool:
-    """Whether the secret may be written to ``stream``.
+    """Return whether the secret may be written to ``stream``.
 
     The secret is only printed to a terminal. The output of a service goes to a journal, which more
     people can read than may join the cluster, so it only names the file with the secret.

@@ -163,7 +163,7 @@ def _projects(argument: str, hosts: Sequence[Host]) -> Sequence[Sequence[Path]]:
 def _working_releases(
     project: str, found: Sequence[WheelReport], checks: Sequence[HostCheck], cache: Path | None
 ) -> list[WorkingRelease]:
-    """For each host that none of the newest wheels works on, the newest release that does."""
+    """Return the newest working release for each host on which no newest wheel works."""
     from potluck.cli.wheel_document import WorkingRelease, is_usable_on
     from potluck.portability.checks.needs import cached_needs
     from potluck.portability.checks.prepared_wheel import PreparedWheel

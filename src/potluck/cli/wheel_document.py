@@ -282,7 +282,7 @@ def hidden_line(relevant: RelevantReports) -> str:
 
 
 def wheel_lines(report: WheelReport) -> Iterator[str]:
-    """One wheel: its promise, then the hosts; the reasons in full where there is one host."""
+    """Yield one wheel: its promise, then the hosts; with a single host, the reasons in full."""
     yield report.file
     for minimum in report.minima:
         yield f"  {_promise_line(report, minimum)}"
@@ -405,7 +405,7 @@ def _files(files: Sequence[str]) -> str:
 
 
 def is_usable(reports: Sequence[WheelReport]) -> bool:
-    """Whether each host takes one of these files, all of one project, and loads it."""
+    """Return whether each host takes one of these files, all of one project, and loads it."""
     return all(
         any(map(is_usable_on, on_host))
         for on_host in zip(*(report.hosts for report in reports), strict=True)
@@ -413,5 +413,5 @@ def is_usable(reports: Sequence[WheelReport]) -> bool:
 
 
 def is_usable_on(report: HostReport) -> bool:
-    """Whether the host takes a wheel and loads it."""
+    """Return whether the host takes a wheel and loads it."""
     return report.is_installed and report.verdict is not Verdict.WILL_NOT_LOAD

@@ -80,7 +80,7 @@ class Removals:
         return {node: each.time for node, each in self._known.items()}
 
     def holds_secret(self, node: NodeId) -> bool | None:
-        """Whether a node says that it has the cluster's secret; None if it has not said."""
+        """Return whether a node says that it has the cluster's secret; None if it has not said."""
         if node == self._identity.node_id:
             return self._identity.authority is not None
         return self._holders.get(node)

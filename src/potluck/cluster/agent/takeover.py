@@ -188,7 +188,7 @@ class Takeovers:
         return is_lost and self._is_free(record)
 
     def _is_free(self, record: DeploymentRecord) -> bool:
-        """Whether it is live and not coordinated here."""
+        """Return whether the deployment is live and not coordinated here."""
         return not record.is_removed and record.deployment not in self._coordination.coordinated
 
     async def take_over(self, record: DeploymentRecord) -> bool:

@@ -137,7 +137,7 @@ class Rebalancing:
             self._watching = self._spawn(self._watch())
 
     def pauses(self) -> None:
-        """No pipeline is attached any more."""
+        """Note that no pipeline is attached any more."""
         self._is_serving = False
         self._stop_watching()
 
