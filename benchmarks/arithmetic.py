@@ -49,7 +49,7 @@ def median_rates(documents: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure in turns, print both and their ratio, write the file."""
+    """Measure alternately, print both and their ratio, and write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("model")

@@ -92,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure in turns, print the ratios, write the file."""
+    """Measure alternately, print the ratios, and write the file."""
     arguments = parse_arguments()
     record = {"schema": SCHEMA, **circumstances()}
     samples: dict[str, list[Sample]] = {"alone": [], "one_thread": [], "busy": []}

@@ -66,7 +66,7 @@ def decode_rate(model: Model, num_tokens: int, temperature: float) -> float:
 
 
 def main() -> None:
-    """Measure in turns, print the medians, write the file."""
+    """Measure alternately, print the medians, and write the file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -200,7 +200,7 @@ def _worker(program: Path, core: int) -> Iterator[str]:
 
 
 def _await_listening(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait for the worker without connecting: it takes whoever connects first for the root."""
+    """Wait for the worker without connecting: it treats the first client as the root."""
     deadline = time.monotonic() + _START_SECONDS
     wanted = f"0100007F:{port:04X} 00000000:0000 0A"
     while wanted not in Path("/proc/net/tcp").read_text(encoding="ascii"):

@@ -126,8 +126,8 @@ class BoardResult:
 class DrillResult:
     """``failure`` is the deployment's or the request's message, or empty.
 
-    ``losses``: tries that ended, after so many seconds, because an agent was taken for lost though
-    none was killed: it was not heard for a second.
+    ``losses``: the seconds after which attempts ended because an agent was considered lost although
+    none was killed: it had been silent for a second.
     """
 
     is_naive: bool

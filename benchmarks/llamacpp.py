@@ -80,7 +80,8 @@ class LlamaBench:
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
-        """Run ``llama-bench``, or ``llama-batched-bench`` for several sequences; neither samples.
+        """Run ``llama-bench``, or for several sequences ``llama-batched-bench``; they do not
+        sample.
         """
         if setting.is_sampled:
             outcome = Outcome(rates=Rates(failures=("llama-bench does not sample",)))

@@ -1,4 +1,4 @@
-"""Runs one side of a comparison in a process of its own, and survives what becomes of it."""
+"""Run one side of a comparison in a separate process, whose failure does not end this one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seco
 def parse_bench(printed: str, *, is_fast: bool, is_sampled: bool = False) -> Outcome:
     """Parse ``potluck bench --json``: rates, and the medians of the machine's limits.
 
-    Raises ``RunFailedError`` when fast arithmetic was asked for and is not to be had.
+    Raises ``RunFailedError`` if fast arithmetic was requested but is unavailable.
     """
     document = json.loads(printed)
     if is_fast and document["arithmetic"] == "exact":

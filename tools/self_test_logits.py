@@ -19,7 +19,7 @@ from potluck.types.program import Program
 
 
 class _Reference(ReferenceEngine):
-    """With what an engine that is loaded has besides."""
+    """A reference engine with the other methods of a loadable engine."""
 
     weights_bytes = 0
     expert_use = NO_EXPERTS

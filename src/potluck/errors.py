@@ -110,11 +110,11 @@ class StoreFullError(PotluckError):
 
 
 class TransferError(PotluckError):
-    """Bytes of a file cannot be had from any source, or what brings them ended."""
+    """Bytes of a file are not available from any source, or the transfer process ended."""
 
 
 class WheelFileError(PotluckError):
-    """The file ``path`` is no wheel that can be read, or tries to do harm: ``problem``."""
+    """The file ``path`` cannot be read as a wheel, or is malicious: ``problem``."""
 
     exit_code = 2
 
@@ -128,7 +128,7 @@ class WheelFileError(PotluckError):
 
 
 class WheelDownloadError(PotluckError):
-    """pip found no wheel of a project, could not download it, or is not there."""
+    """pip found no wheel of a project, could not download it, or is not installed."""
 
     exit_code = 2
 
@@ -142,15 +142,15 @@ class UnsupportedModelError(PotluckError):
 
 
 class ChatTemplateError(PotluckError):
-    """A chat template is absent or broken, or refuses the messages it was given."""
+    """A chat template is absent or broken, or refuses its messages."""
 
 
 class TemplateLimitError(ChatTemplateError):
-    """A chat template takes too many steps, or writes too much, for the messages it was given."""
+    """A chat template takes too many steps, or writes too much, for its messages."""
 
 
 class ElfError(PotluckError):
-    """A file is no ELF file, or one that contradicts itself. Whoever knows its path says it."""
+    """A file is not a valid ELF file. The caller adds its path."""
 
 
 class NotLoadableError(ElfError):

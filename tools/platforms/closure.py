@@ -31,9 +31,9 @@ class Index(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A project of an installation. ``allowed`` is what all those allow that require it
-    (``required_by``; none for our own dependencies), ``newest`` what pip takes where the C library
-    is no obstacle, ``offered`` what there is for the platform.
+    """A project of an installation. ``allowed`` are the versions that all projects in
+    ``required_by`` allow (none for our own dependencies), ``newest`` is the one that pip installs
+    if the C library is new enough, and ``offered`` are those available for the platform.
     """
 
     name: str

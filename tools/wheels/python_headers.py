@@ -45,7 +45,7 @@ def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
     """Return the folders with the headers of Python ``version``, unpacked in ``folder``; packages
     that are there already are not downloaded again.
 
-    Raises ``DownloadError`` where a package cannot be had, or is not the one that is pinned.
+    Raises ``DownloadError`` if a package is unavailable, or is not the pinned one.
     """
     packages = pinned_packages(version)
     include = folder / version / _INCLUDE

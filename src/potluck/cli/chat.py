@@ -84,7 +84,7 @@ def _start(
 
 
 def _stream(generation: Generation) -> str:
-    """Print an answer as it comes; returns its text, or what there is of it after Ctrl-C."""
+    """Print an answer as it arrives; return its text, which Ctrl-C cuts short."""
     text = ""
     try:
         for piece in generation:

@@ -371,7 +371,7 @@ class Placement:
         return counted.credited({place: sort_of(unit) for place, unit in self._units.items()})
 
     def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
-        """Return what there is to choose from, with times."""
+        """Return the candidates to choose from, with times."""
         candidates = []
         divided: dict[Sort, DividedCost | None] = {}
         for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):

@@ -326,7 +326,7 @@ class Records:
         """Return whether this node is responsible for sending a record to another.
 
         That is its coordinator or, without one, the node with the lowest id of those that know it.
-        A node that has forgotten what it coordinates (it was restarted) is told by every node.
+        A node that has forgotten what it coordinates (it was restarted) gets it from every node.
         """
         own = self._membership.node_id
         coordinator = record.epoch.coordinator

@@ -109,8 +109,8 @@ class Removals:
                 hint="start a new cluster with another secret (docs/design/security.md)",
             )
         removal = sign_removal(authority, self._identity.cluster_id, node, int(time.time()))
-        # The node itself, too, so that it exits with a message. Those that cannot be reached
-        # now are told when they rejoin.
+        # The node itself, too, so that it exits with a message. Nodes that cannot be
+        # reached now receive it when they rejoin.
         await REMOVALS.call_all(
             self._membership,
             dict.fromkeys(sorted(self._membership.nodes()), self._list(removal)),

@@ -232,7 +232,7 @@ class Attempt:
     ) -> None:
         """Load every stage that is not held.
 
-        Before that, nodes that fetch files by content are told the sources. Raises the same errors
+        Before that, nodes that fetch files by content receive the sources. Raises the same errors
         as ``load_stages`` and ``prepare_weights``, and those of hashing the model's files.
         """
         await self._prepare(on_progress)

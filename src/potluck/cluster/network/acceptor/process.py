@@ -94,8 +94,7 @@ class Reports(logging.Handler):
         self._selector.modify(self._connection, events, self)
 
     def has_ended(self) -> bool:
-        """Return whether the agent closed its end. It writes to the socket when nodes were removed.
-        """
+        """Return whether the agent closed its end. It writes there when nodes were removed."""
         try:
             return not self._connection.recv(64)
         except BlockingIOError:
