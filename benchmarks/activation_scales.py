@@ -45,7 +45,7 @@ from tools.demo_model.documents import HELD_OUT_DOCUMENTS, HELD_OUT_SEED, docume
 SCHEMA = "potluck.benchmark.activation_scales/1"
 FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0, TensorFormat.Q4_K)
 GROUPS: Mapping[str, int | None] = {"32": 32, "256": 256, "row": None}
-"""How many columns share a scale; None is all of them."""
+"""The number of columns that share a scale; None means all of them."""
 
 _MOST = 127
 _NUM_TOKENS, _NUM_ROWS, _NUM_COLUMNS = 64, 256, 8192
@@ -84,7 +84,7 @@ def converted(stored: bytes, info: TensorInfo, target: TensorFormat) -> bytearra
 
 
 class DemoModel:
-    """The demo model in the reference engine, its matrices in ``fmt`` (its own when None)."""
+    """The demo model in the reference engine, with matrices in ``fmt`` (None: unchanged)."""
 
     def __init__(self, fmt: TensorFormat | None) -> None:
         description = describe_model("demo")

@@ -1,4 +1,4 @@
-"""How fast the attention kernel is on one thread: decode over a long context, and prefill.
+"""Measure the attention kernel on one thread: decode over a long context, and prefill.
 
     python benchmarks/attention.py OUT.json [--isa avx512 …] [--context 4096]
 
@@ -49,7 +49,7 @@ LATENT_DECODE_HEADS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Heads of a model's attention; with a ``window`` those of its sliding layers."""
+    """The heads of a model's attention; with a ``window``, those of its sliding-window layers."""
 
     num_heads: int
     num_kv_heads: int

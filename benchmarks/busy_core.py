@@ -1,4 +1,4 @@
-"""How much a process that keeps one core busy costs a model that runs beside it.
+"""Measure how much a process that keeps one core busy slows down a model.
 
     python benchmarks/busy_core.py MODEL OUT.json [--threads 2] [--core N] [--rounds 5]
 

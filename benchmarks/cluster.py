@@ -40,7 +40,7 @@ NUM_STAGES = (1, 2, 3)
 MODEL_ID = "model"
 SEED = 1
 NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this."""
+"""Prompts are drawn from the ids between the special tokens and this number."""
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
 """End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.

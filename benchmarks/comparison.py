@@ -30,7 +30,7 @@ class Side(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """Which of the two rates a row is about."""
+    """The rate that a row is about."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -67,13 +67,13 @@ class Setting:
 
     @property
     def context_tokens(self) -> int:
-        """The longest that a sequence gets."""
+        """The maximum length of a sequence."""
         return self.depth_tokens + self.num_prompt_tokens + self.num_decode_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Samples of one or more runs of a setting, and why runs failed that did.
+    """Samples of one or more runs of a setting, and the reasons for failed runs.
 
     Of us alone: ``outside`` are the fractions of decoding that were not products with weights,
     ``of_bandwidth`` those that decoding reached of what was measured around it.
@@ -122,8 +122,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aims:
-    """Least ratio to llama.cpp, fraction of the limit, and ratio to our own baseline; the most that
-    may be outside the products.
+    """Targets: the minimum ratio to llama.cpp, fraction of the limit, and ratio to our own
+    baseline, and the maximum outside the products.
     """
 
     ratio: float | None = None
@@ -156,12 +156,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over theirs."""
+        """Our rate divided by theirs."""
         return _quotient(self.ours, self.theirs)
 
     @property
     def is_met(self) -> bool | None:
-        """Whether every aim is; None where one of its figures is missing or does not count."""
+        """Whether every target is met; None if a figure is missing or does not count."""
         pairs = (
             (self.ratio if self.counts else None, self.aims.ratio),
             (self.fraction, self.aims.fraction),
@@ -176,7 +176,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which settings claims are made of."""
+    """The settings from which claims are built."""
 
     types: Sequence[str]
     isas: Sequence[str]
@@ -191,12 +191,12 @@ class Scope:
 
     @property
     def one(self) -> str:
-        """The type of claims that one type is enough for."""
+        """The type for claims that need only one."""
         return "Q8_0" if "Q8_0" in self.types else self.types[0]
 
     @property
     def two(self) -> list[str]:
-        """The types of claims that need a plain one and one of many parts."""
+        """The types for claims that need a simple one and one with many parts."""
         return [name for name in ("Q8_0", "Q4_K_M") if name in self.types] or [self.one]
 
     def setting(self, type_name: str, **changes: Any) -> Setting:
@@ -212,7 +212,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A row before it is measured."""
+    """A row that is not measured yet."""
 
     claim: str
     phase: Phase

@@ -33,7 +33,7 @@ _Q40 = 2
 _SILU = 1
 _EPSILON_1E5 = 5
 _FIRST_LETTER = 32
-"""Bytes below are no tokens of the prompts that are given to it."""
+"""Prompts contain no bytes below this one."""
 _START_SECONDS = 20.0
 _RUN_SECONDS = 900.0
 _GIT_SECONDS = 20.0
@@ -52,7 +52,7 @@ class PeerRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerBuild:
-    """Which program was measured. ``version`` is empty if the checkout has no tags, or is gone."""
+    """The measured program. ``version`` is empty if the checkout has no tags or is missing."""
 
     commit: str
     version: str

@@ -86,7 +86,7 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def _node(member: int) -> NodeId:

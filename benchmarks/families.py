@@ -1,4 +1,4 @@
-"""The logits of every family beside llama.cpp's, on the same GGUF files of small random models.
+"""Compare every family's logits with llama.cpp's, on the same GGUF files of random models.
 
     python benchmarks/families.py OUT.json [--only NAME …]
 
@@ -63,7 +63,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A case of the tests, and what writes its GGUF file into a folder."""
+    """A case of the tests, with a function that writes its GGUF file to a folder."""
 
     name: str
     family: str

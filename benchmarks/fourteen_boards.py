@@ -50,7 +50,7 @@ MARGIN_BYTES = 48 * 2**20
 MAX_LOSSES = 3
 
 NOT_SHOWN = 3
-"""The exit status where there can be no control groups."""
+"""The exit status if control groups cannot be created."""
 
 END_TOKENS = (2, 6)
 """End tokens of demo's tokenizer, which are not sampled, so that the answer has its full length."""
@@ -73,7 +73,7 @@ _START_SECONDS = 120.0
 _ANSWER_SECONDS = 600.0
 _SAMPLE_SECONDS = 0.01
 _LOOK_SECONDS = 0.05
-"""Between two looks for new workers."""
+"""The interval between two searches for new workers."""
 
 _NAIVE_AGENT = (
     "import potluck.cluster.agent.worker_process as worker_process\n"
@@ -84,12 +84,12 @@ _NAIVE_AGENT = (
 
 
 class NoControlGroupsError(Exception):
-    """Control groups of version 1 with a limit for memory cannot be made here."""
+    """Control groups of version 1 with a memory limit cannot be created here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """A model and the boards that it is cut over."""
+    """A model, and the boards that it is divided among."""
 
     name: str
     shape: Shape
@@ -141,7 +141,7 @@ class DrillResult:
 
     @property
     def num_kills(self) -> int:
-        """By the kernel, for memory."""
+        """The number of processes that the kernel killed for lack of memory."""
         return sum(board.num_kills for board in self.boards)
 
     def complaints(self) -> list[str]:

@@ -51,7 +51,7 @@ from potluck.formats.safetensors import open_safetensors
 
 SCHEMA = "potluck.benchmark.fuzz_headers/1"
 STUCK_SECONDS = 60
-"""Wall-clock time after which the script prints where it is and ends."""
+"""The wall-clock time after which the script prints its stack and exits."""
 
 MOST_FAILURES = 20
 """The number of failures of each kind in the document."""

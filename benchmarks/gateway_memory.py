@@ -1,4 +1,4 @@
-"""The memory of an agent under large request bodies, and what they cost another client.
+"""Measure an agent's memory under large request bodies, and their cost for another client.
 
     python benchmarks/gateway_memory.py MODEL OUT.json [--clients 64] [--bytes 4194304] [--rounds 2]
 
@@ -80,7 +80,7 @@ class Watch:
 
 @dataclass(slots=True)
 class Stream:
-    """A client that streams one completion after another and notes when events come."""
+    """A client that streams one completion after another and records the times of events."""
 
     address: tuple[str, int]
     model: str

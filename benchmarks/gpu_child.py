@@ -37,7 +37,7 @@ from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import UnitAddress
 
 THIN = "thin"
-"""The name of the shape that has next to no arithmetic: its time is that of the host."""
+"""The shape with almost no arithmetic, whose time is that of the host."""
 
 SHAPES = {
     **{name: each for name, each in model_shapes.SHAPES.items() if each.experts is None},
@@ -83,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """An engine with weights, and the seconds that it took to get there."""
+    """An engine with weights, and the seconds that opening, loading and compiling took."""
 
     engine: LoadableEngine
     open_seconds: float

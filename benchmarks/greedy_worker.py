@@ -1,4 +1,4 @@
-"""A worker whose stage also asks for the embedding and the head, wherever it stands.
+"""A worker whose stage also requests the embedding and the head, whatever its position.
 
 That is how pipelines are often loaded elsewhere. ``fourteen_boards.py --naive`` starts it in place
 of Potluck's own worker, from which it differs in nothing else.

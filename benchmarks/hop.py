@@ -1,4 +1,4 @@
-"""How long a frame takes from one stage's worker to the next: ``benchmarks/METHODOLOGY.md``, "Hop".
+"""Measure the time of a frame from one stage's worker to the next: METHODOLOGY, "Hop".
 
     python benchmarks/hop.py [--rounds 3000] [--output benchmarks/results/hop.json]
 
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def _measure(

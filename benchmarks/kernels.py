@@ -1,4 +1,4 @@
-"""How fast the linear kernels are on one thread: decode, batches, prefill, per format and ISA.
+"""Measure the linear kernels on one thread: decode, batches, prefill, per format and ISA.
 
     python benchmarks/kernels.py OUT.json [--isa avx512 …] [--format q4_k …] [--weights-mb 256]
 

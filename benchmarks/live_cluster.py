@@ -1,4 +1,4 @@
-"""Agents of one cluster on this machine, to be killed and started again while they serve.
+"""Agents of one cluster on this machine, which are killed and restarted while they serve.
 
 A :class:`LiveCluster` ends all that it started. Every process that descends from it carries a
 mark in its environment, so that what is left over at the end can be found.
@@ -125,7 +125,7 @@ class Leftovers:
 
 
 class LiveCluster:
-    """Agents, with one thread each as a rule, numbered from 0; use it as a context manager."""
+    """Agents, by default with one thread each, numbered from 0; use it as a context manager."""
 
     def __init__(
         self, directory: Path, *, python: str = sys.executable, memory_limit: str | None = None

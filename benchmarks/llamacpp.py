@@ -37,7 +37,7 @@ class Build:
 
     @property
     def has_amx(self) -> bool:
-        """Whether its integer products use the matrix unit."""
+        """Whether integer products use the matrix unit."""
         return self.features is not None and "AMX_INT8" in self.features
 
 
@@ -121,7 +121,7 @@ class LlamaBench:
 
     @property
     def _without_repacking(self) -> tuple[str, ...]:
-        """The option of all programs but ``llama-bench``."""
+        """The option that turns repacking off in all programs except ``llama-bench``."""
         return () if self.repacks else ("--no-repack",)
 
     def _features(self, model: Path) -> tuple[str, ...] | None:
@@ -135,7 +135,7 @@ class LlamaBench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xllamacpp:
-    """The package ``xllamacpp``, whose server is asked in a process of its own."""
+    """The package ``xllamacpp``, whose server runs in a separate process."""
 
     timeout_seconds: float
 

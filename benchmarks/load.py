@@ -1,4 +1,4 @@
-"""How fast weights are loaded, and how much memory that takes: ``METHODOLOGY.md``, "Load".
+"""Measure the speed and the memory of loading weights: ``METHODOLOGY.md``, "Load".
 
     python benchmarks/load.py OUT.json [--directory build/benchmarks] [--tinygrad PYTHON]
 
@@ -49,7 +49,7 @@ class Load:
 
 
 class ChildFailedError(Exception):
-    """A loader that cannot run here, or not with this file."""
+    """A loader cannot run here, or not with this file."""
 
 
 def model_file(directory: Path, name: str) -> Path:

@@ -20,7 +20,7 @@ from typing import Any
 _BLOCK_BYTES = 5 * 2**20
 
 Loaded = Callable[[], object]
-"""Loads, and returns what must be kept."""
+"""Loads the model, and returns objects that must be kept alive."""
 
 
 def potluck(path: Path, quantization: str) -> Loaded:

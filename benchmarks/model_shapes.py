@@ -1,4 +1,4 @@
-"""The sizes of models that people run, and the tensors that follow from them.
+"""The sizes of published models, and the resulting tensors.
 
 Names and shapes of tensors are those of Hugging Face's checkpoints and of GGUF files
 (``convert_hf_to_gguf.py`` of llama.cpp).
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_CONTEXT_TOKENS = 8192
-"""That models of random weights say they were made for."""
+"""The maximum context in the metadata of models with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def is_only_gguf(self) -> bool:
-        """Whether a model of this shape is made as a GGUF file only."""
+        """Whether a model of this shape exists as a GGUF file only."""
         return self.family in (
             "gemma3_text",
             "gpt_oss",

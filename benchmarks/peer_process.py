@@ -11,7 +11,7 @@ from comparison import Limits, Rates
 
 
 class RunFailedError(Exception):
-    """A side crashed, hung or said nothing that could be read."""
+    """A side crashed, hung or printed no readable output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,9 +42,9 @@ from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step,
 
 SCHEMA = "potluck.benchmark.perplexity/1"
 CHUNK = 512
-"""Tokens; the default context of llama-perplexity."""
+"""The number of tokens of a chunk: the default context of llama-perplexity."""
 STEP = 128
-"""Tokens of a chunk that one step of prefill takes."""
+"""The number of tokens of a chunk in one prefill step."""
 RECORDS = Path(__file__).parents[1] / "docs/adr"
 FIRST_RECORD, LAST_RECORD = 1, 22
 

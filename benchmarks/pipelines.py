@@ -36,7 +36,7 @@ from live_cluster import WORKER_MODULE, LiveAgent, LiveCluster
 MODEL_ID = "model"
 SEED = 1
 NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this."""
+"""Prompts are drawn from the ids between the special tokens and this number."""
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
 """End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
@@ -281,7 +281,7 @@ def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
 
 
 class _Stream:
-    """A streamed answer, read as it comes, with as little work as possible."""
+    """A streamed answer, read as it arrives, with as little work as possible."""
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
         self.connection = socket.create_connection(("127.0.0.1", port), _STREAM_SECONDS)

@@ -14,14 +14,14 @@ from support.cluster.throttled_fleet import Distance, Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCase:
-    """A fleet, the model that it serves, and what for."""
+    """A fleet, the model that it serves, and the objective."""
 
     name: str
     machines: tuple[Machine, ...]
     distances: tuple[Distance, ...] = ()
     model: str = "1B-Q8_0"
     num_streams: int = 1
-    """One is deployed for latency, several for throughput."""
+    """One stream is deployed for latency, several for throughput."""
 
 
 def _machine(cores: float, core: int, megabytes: int = 3000) -> Machine:

@@ -1,4 +1,4 @@
-"""``potluck bench`` in a process of its own, as the measuring instrument for our side."""
+"""Run ``potluck bench`` in a separate process to measure our side."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 
 LOOKS_PER_RUN = 10
-"""A detector takes about a millisecond: a sample is the mean of as many."""
+"""The number of runs in a sample: a detector takes only about a millisecond."""
 
 AGENT_RUNS = 3
 IDLE_SECONDS = 3.0
-"""After the agent has measured: until then a child runs, and its memory is not the agent's."""
+"""The time to wait after the agent has measured: until then, a child process runs."""
 
 DEADLINE_SECONDS = 60.0
 _POLL_SECONDS = 0.1

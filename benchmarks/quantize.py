@@ -1,4 +1,4 @@
-"""How fast weights are quantized, and what error that leaves; beside it, ggml's own quantizer.
+"""Measure the speed and the error of quantizing weights, and those of ggml's quantizer.
 
     python benchmarks/quantize.py OUT.json [--ggml libggml-base.so] [--weights-mb 64]
 

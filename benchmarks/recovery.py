@@ -1,4 +1,4 @@
-"""Time from ``kill -9`` to the next token at the client: ``benchmarks/METHODOLOGY.md``, "Recovery".
+"""Measure the time from ``kill -9`` to the client's next token: METHODOLOGY, "Recovery".
 
     python benchmarks/recovery.py [--shapes 100M 1B] [--agents 2 3 4] [--trials 20] [--output FILE]
     python benchmarks/recovery.py --cost [--against PYTHON] [--output FILE]
@@ -46,9 +46,9 @@ SEED = 7
 
 _WORK = Path(__file__).resolve().parents[1] / "build" / "recovery"
 _LOOK_SECONDS = 0.01
-"""Between two looks at a survivor: the resolution of detection and loading."""
+"""The interval at which a survivor is observed: the resolution of detection and loading."""
 _AGAIN_SECONDS = 0.05
-"""Between two requests of a client whose stream has failed and that sends it again."""
+"""The interval between the retries of a client whose stream has failed."""
 _GIVE_UP_SECONDS = 120.0
 
 
@@ -62,7 +62,7 @@ class Victim(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One kill. Seconds count from it unless said otherwise; None is what was not seen.
+    """One kill, from which seconds are counted unless noted otherwise; None was not observed.
 
     ``next_token_seconds`` is of the stream if that ``is_continued``, or else of a client that sent
     its request again. ``detection_seconds``: until a survivor's state left ready or it logged a
@@ -92,7 +92,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSample:
-    """Streams at once on a cluster where nothing fails."""
+    """Concurrent streams on a cluster without failures."""
 
     checkout: str
     shape: str
@@ -198,7 +198,7 @@ class _Bench:
 
     @property
     def gateway(self) -> LiveAgent:
-        """The agent that the client streams through, which lives on."""
+        """The agent that the client is connected to, which is not killed."""
         return self._cluster.agents[0]
 
     def prepare(self, victim: Victim) -> None:

@@ -57,7 +57,7 @@ DISTRIBUTIONS = {"flat": 1.0, "peaked": 8.0}
 """The weights of the last norm. With 1 logits have the standard deviation of an untrained model's,
 about 0.9; with 8 the likeliest few tokens have nearly all of the probability."""
 AIM = 0.02
-"""The most that a draw may cost of greedy decoding's rate."""
+"""The maximum fraction of greedy decoding's rate that sampling may cost."""
 
 NEUTRAL = SamplingParams(seed=7)
 GREEDY = SamplingParams(temperature=0.0)
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def lost(self) -> float:
-        """The fraction of greedy decoding's rate, the median over rounds."""
+        """The lost fraction of greedy decoding's rate, as the median over rounds."""
         pairs = zip(self.greedy_seconds, self.seconds, strict=True)
         return 1 - statistics.median(greedy / own for greedy, own in pairs)
 

@@ -81,7 +81,7 @@ class Stream:
 
 
 class ShortAnswerError(Exception):
-    """The model ended by itself: other prompts are needed."""
+    """The model ended its answer early: other prompts are needed."""
 
 
 def main() -> None:
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 class _Setting:
-    """A model on so many cores."""
+    """A model on a number of cores."""
 
     def __init__(self, model: Path, num_cores: int, num_tokens: int, num_rounds: int) -> None:
         self._model = model

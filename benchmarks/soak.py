@@ -44,7 +44,7 @@ CONTEXT_TOKENS = 1024
 CACHE_TOKENS = 8192
 NUM_STREAMS = 6
 NUM_ASKS = 12
-"""Different requests, whose undisturbed answers are computed first."""
+"""The number of different requests; their undisturbed answers are computed first."""
 SEED = 11
 GATEWAY_NODE_ID = "f" * 16
 GATEWAY_MEMORY = "1M"
@@ -52,7 +52,7 @@ KILL_SECONDS = (5.0, 10.0)
 RESTART_SECONDS = 2.0
 SAMPLE_SECONDS = 2.0
 MIN_GAP_SECONDS = 0.05
-"""Shorter ones are not kept: a run has a million."""
+"""Shorter gaps are not recorded: a run has a million."""
 SETTLE_SECONDS = 15.0
 MIB = 2**20
 
@@ -198,7 +198,7 @@ def _has_ended(agent: LiveAgent, pid: int) -> bool:
 
 
 class _Killer:
-    """Kills in turn, and starts agents again."""
+    """Kills processes in turn, and restarts agents."""
 
     def __init__(self, cluster: LiveCluster, started_at: float) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""How good the placement solver is and how long it takes: ``benchmarks/METHODOLOGY.md``, "Solver".
+"""Measure the quality and the time of the placement solver: METHODOLOGY, "Solver".
 
     PYTHONPATH=src:tests python benchmarks/solver.py [--output benchmarks/results/solver.json]
 

@@ -56,7 +56,7 @@ _NUM_SEEDS = {"greedy": 1, "sampled": 5}
 """How much of a text is repeated depends on the seed."""
 
 _LEAST_TOKENS = 32
-"""An answer that is shorter says nothing of speed."""
+"""Shorter answers are too short to measure speed."""
 
 _KINDS = ("editing", "predicted", "free")
 
@@ -122,7 +122,7 @@ class Pair:
 
     @property
     def gain(self) -> float:
-        """How many times as fast it is with drafts, or with two stages."""
+        """The speed-up from drafts, or from two stages."""
         return self.drafted / self.off
 
 
@@ -380,7 +380,7 @@ def _pairs(
 
 
 class _WrongDrafts:
-    """Always as many drafts as may be, and none is ever right but by chance."""
+    """Always drafts as many tokens as allowed, which are right only by chance."""
 
     def chances(self, tokens: Sequence[int], most: int) -> None:
         """See ``Drafter``."""

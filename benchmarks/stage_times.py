@@ -1,4 +1,4 @@
-"""How long steps take in the engine alone, of a whole model and of its stages, as one JSON object.
+"""Measure steps in the engine alone, of a whole model and of its stages; print one JSON object.
 
     taskset -c 0 python benchmarks/stage_times.py MODEL --stages 2 --streams 8
 

@@ -58,13 +58,13 @@ UNEQUAL = (0.8, 0.4, 0.4)
 """Shares of a core; those of the second core add up to less than one."""
 PEER_TYPE = "Q4_0"
 PEERS = {"distributed-llama x1": 1, "distributed-llama x2": 2, "llama.cpp x1": 1}
-"""The other programs, and with how many agents each is compared."""
+"""The other programs, and the number of agents that each is compared with."""
 PEER_VOCAB = 6400
 PROMPT_TOKENS = 512
 LLAMA_BENCH_SECONDS = 900.0
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 1000
 MEMORY_BYTES = 512 << 20
-"""Several times the last-level cache of the machines that are measured."""
+"""The size of the memory test: several times the last-level cache of the measured machines."""
 MEMORY_PASSES = 3
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 

@@ -1,4 +1,4 @@
-"""How fast products by packed matrices are on tinygrad's devices: METHODOLOGY, "Packed matrices".
+"""Measure products by packed matrices on tinygrad's devices: METHODOLOGY, "Packed matrices".
 
     python benchmarks/tinygrad_matvec.py OUT.json [--device CPU CL] [--format q4_k …]
 

@@ -1,4 +1,4 @@
-"""A client that streams one completion over HTTP and notes when its tokens come."""
+"""A client that streams one completion over HTTP and records the times of its tokens."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TokenStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it ended as it should."""
+        """Whether the answer is complete."""
         return self.ended_at is not None and not self.error and self.num_tokens is not None
 
     def read(self, port: int, model: str, ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""How fast weights move between nodes: ``benchmarks/METHODOLOGY.md``, "Transfer".
+"""Measure the transfer of weights between nodes: ``benchmarks/METHODOLOGY.md``, "Transfer".
 
     python benchmarks/transfer.py [--megabytes 768] [--link 200mbit] [--output FILE]
 

@@ -1,4 +1,4 @@
-"""Potluck and llama.cpp on the same files: ``METHODOLOGY.md``, "Comparison with llama.cpp".
+"""Compare Potluck with llama.cpp on the same files: METHODOLOGY, "Comparison with llama.cpp".
 
     python benchmarks/vs_llamacpp.py OUT.json [--llama-bench PATH] [--shape Llama-3.2-1B …]
         [--claim decode prefill …] [--type Q8_0 …] [--llama-bench-avx2 PATH] [--no-repack]
@@ -76,13 +76,13 @@ class Session:
 
     @property
     def shape(self) -> Shape:
-        """That of the model files."""
+        """The shape of the model files."""
         return _ALL_SHAPES[self.shape_name]
 
     @property
     def limits(self) -> Limits:
-        """The medians of what plain runs saw: neighbours on a shared machine disturb these like
-        what is held against them.
+        """The medians of the limits in plain runs: on a shared machine, these are disturbed as much
+        as the rates that are compared with them.
         """
         return Limits(
             read_bytes_per_second=median_of(

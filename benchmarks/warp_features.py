@@ -1,4 +1,4 @@
-"""Whether Warp can what is predicted of it: ``benchmarks/METHODOLOGY.md``, "Warp's features".
+"""Verify predictions of Warp's features: ``benchmarks/METHODOLOGY.md``, "Warp's features".
 
     python benchmarks/warp_features.py WHEEL… [--output benchmarks/results/warp_features.json]
 

@@ -1,4 +1,4 @@
-"""How long the weights of a model take to reach boards: METHODOLOGY, "Weights".
+"""Measure how long a model's weights take to reach boards: METHODOLOGY, "Weights".
 
     python benchmarks/weights.py [--origin hub|owner] [--shape 100M] [--boards 14]
         [--uplink MBIT] [--link MBIT] [--cap MIB] [--no-store] [--again] [--output FILE]
@@ -130,7 +130,7 @@ class WeightsResult:
 
     @property
     def ratio(self) -> float | None:
-        """How many times the least time the deployment took."""
+        """The time of the deployment divided by the minimum time."""
         if not self.deploy_seconds or not self.least_seconds:
             return None
         return self.deploy_seconds / self.least_seconds

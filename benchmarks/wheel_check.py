@@ -36,7 +36,7 @@ _ROUNDS = 5
 _NUM_HOSTS = 1000
 _NUM_WHEELS = 20
 _LEFT_OUT = 0.2
-"""The share of its libraries that a host of the fleet lacks."""
+"""The fraction of its libraries that a host of the fleet lacks."""
 _HOST = "ubuntu-22.04-x86_64"
 _LAUNCHER = Path(__file__).with_name("measured_command.py")
 
@@ -79,7 +79,7 @@ def _peak(taken: list[Taken]) -> str:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

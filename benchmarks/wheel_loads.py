@@ -35,7 +35,7 @@ class Load:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the dynamic linker had nothing against it."""
+        """Whether the dynamic linker accepted it."""
         return not self.real or self.real.startswith("signal ")
 
     @property

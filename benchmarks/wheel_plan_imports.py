@@ -1,4 +1,4 @@
-"""Runs in a root: imports what was installed in a folder, one line for each module.
+"""Import everything that was installed in a folder, inside a root; print a line per module.
 
     python wheel_plan_imports.py SITE MODULE…
 

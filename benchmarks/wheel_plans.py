@@ -1,4 +1,4 @@
-"""Whether planned sets install and load: ``METHODOLOGY.md``, "Wheel plans".
+"""Verify that planned sets install and load: ``METHODOLOGY.md``, "Wheel plans".
 
     PYTHONPATH=. python benchmarks/wheel_plans.py [--output benchmarks/results/wheel_plans.json]
         [--only warp-lang] [--keep FOLDER]
@@ -39,7 +39,7 @@ from tools.roots.wheel_site import manylinux_platforms
 
 _IMPORTS = Path(__file__).with_name("wheel_plan_imports.py")
 _IMPORT_SECONDS = 1500.0
-"""PyTorch through qemu-user takes minutes."""
+"""The time limit for imports: PyTorch takes minutes under qemu-user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def run_case(case: Case, own: Sequence[Path], kept: Path) -> dict[str, Any]:

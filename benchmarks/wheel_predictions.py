@@ -34,9 +34,9 @@ from tools.roots.system import system
 from tools.roots.wheel_site import SITE, unzip_wheel
 
 _AUDITWHEEL = Path(__file__).parents[1] / "build" / "wheels" / "tools" / "bin" / "auditwheel"
-"""Installed with what makes our wheels."""
+"""auditwheel from the environment that builds our wheels."""
 _AUDITWHEEL_SECONDS = 300
-"""It looks at each pair of a wheel's files: minutes for hundreds of them."""
+"""The time limit of auditwheel, which compares all pairs of a wheel's files."""
 _SHOWN_DIFFERENCES = 5
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def _row(

@@ -1,4 +1,4 @@
-"""The wheels that predictions are tried with (``wheel_trials.toml``), fetched through pip."""
+"""The wheels on which predictions are tested (``wheel_trials.toml``), downloaded by pip."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class WheelTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a prediction and the dynamic linker differ: patterns of wheel, root and file, and why."""
+    """The reason why a prediction and the dynamic linker differ, for patterns of wheel, root and
+    file.
+    """
 
     wheel: str
     root: str

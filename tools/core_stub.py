@@ -1,4 +1,4 @@
-"""Write src/potluck/kernels/_core.pyi: what the compiled core has, as the installed one says.
+"""Write src/potluck/kernels/_core.pyi, the interface of the installed compiled core.
 
 ``python -m tools.core_stub && ruff format src/potluck/kernels/_core.pyi`` after a change of a
 binding; a test compares the two. Names, arguments, defaults and types are what ``nanobind.stubgen``
@@ -40,7 +40,7 @@ from potluck.types.program import Op
 
 
 class _Edit(ast.NodeTransformer):
-    """Short names for arrays, and what the table says of functions and classes."""
+    """Shortens the names of array types, and adds the table's docstrings and types."""
 
     def __init__(self, docs: dict[str, str], types: dict[str, str]) -> None:
         self._docs, self._types = dict(docs), dict(types)

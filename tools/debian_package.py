@@ -17,7 +17,7 @@ _SIZE = slice(48, 58)
 
 
 class DebianPackageError(Exception):
-    """Not a Debian package, or none that can be read here."""
+    """The file is not a Debian package, or cannot be read here."""
 
 
 def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:

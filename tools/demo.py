@@ -1,4 +1,4 @@
-"""``make demo``: three agents on this machine, one model cut over them, one question over HTTP.
+"""``make demo``: three agents on this machine share one model and answer a question over HTTP.
 
 Everything is on loopback and in a temporary directory. The agents are ended and the directory is
 removed however this ends: after the answer, after an error, and after Ctrl-C at any moment (exit
@@ -64,7 +64,7 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """One agent: its process, its state directory, and the file with what it says."""
+    """One agent: its process, its state directory, and the file with its output."""
 
     number: int
     process: subprocess.Popen[bytes]

@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/models.md``.
+"""Generate ``docs/reference/models.md``.
 
     python -m tools.models_reference > docs/reference/models.md
 

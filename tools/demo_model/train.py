@@ -40,7 +40,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """All knobs of a training run."""
+    """All parameters of a training run."""
 
     tokens: int
     minutes: float = math.inf

@@ -34,7 +34,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class PackageIndex:
-    """An index at an address; what was asked once is not asked again."""
+    """An index at a URL; responses are cached."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")

@@ -17,7 +17,7 @@ Glibc = tuple[int, int]
 ANY_GLIBC: Glibc = (0, 0)
 """The requirement of files without native code: any C library."""
 NEWEST_GLIBC: Glibc = (2, 99)
-"""One that is no obstacle."""
+"""A version that satisfies every requirement."""
 
 _LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014)))_(\w+)")
@@ -25,14 +25,14 @@ _PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """An interpreter on a machine, whose C library is not said."""
+    """An interpreter on a machine, without a particular C library."""
 
     machine: str
     python: tuple[int, int]
 
     @property
     def python_version(self) -> str:
-        """As people and markers write it: ``3.11``."""
+        """The version as in markers: ``3.11``."""
         return f"{self.python[0]}.{self.python[1]}"
 
     def applies(self, requirement: Requirement, extra: str = "") -> bool:
@@ -73,7 +73,7 @@ class ReleaseFile:
 
     @property
     def is_wheel(self) -> bool:
-        """Whether it need not be built."""
+        """Whether the file can be installed without being built."""
         return bool(self.tags)
 
 

@@ -1,4 +1,4 @@
-"""Commands in a root: what they find is what the root has, and what is shared with it.
+"""Commands in a root, which see only the root's files and those shared with it.
 
 As root, or as any user where user namespaces are allowed; another machine's roots through
 qemu-user.

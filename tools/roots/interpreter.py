@@ -1,4 +1,4 @@
-"""A Python 3.11 that starts with any C library since glibc 2.17, and what asks its linker.
+"""A Python 3.11 that starts with any glibc since 2.17, and a program that queries the linker.
 
 No distribution has a Python of that version for its old releases. Debian's static libpython has
 symbols without versions, so that it can be linked against an older C library; what that lacks is in

@@ -1,4 +1,4 @@
-"""Which packages a root is made of: ``package_sets.toml`` as values."""
+"""The packages that roots are made of: ``package_sets.toml`` as values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PackageSet:
 
     @property
     def digest(self) -> str:
-        """The same for the same set only. Newer versions of its packages do not change it."""
+        """The digest of the set. Newer versions of its packages do not change it."""
         return digest(json.dumps(asdict(self)).encode())
 
 

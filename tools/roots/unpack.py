@@ -1,4 +1,4 @@
-"""Puts the files of packages where their installation would."""
+"""Unpack packages to where installing them would put their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a wheel is what we promise: ``python -m tools.wheels.check WHEEL…``.
+"""Check that a wheel is what we promise: ``python -m tools.wheels.check WHEEL…``.
 
 By ``auditwheel`` and ``abi3audit`` where they know, and by the module itself for the rest: what it
 exports, which instruction sets it has, that it names no path of the machine that built it.

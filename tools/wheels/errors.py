@@ -4,7 +4,7 @@ NOT_DOWNLOADED = "a package cannot be downloaded"
 
 
 class BuildError(Exception):
-    """A wheel cannot be built; the message ends with what a tool said, where one failed."""
+    """A wheel cannot be built; the message ends with the output of the tool that failed."""
 
 
 class DownloadError(BuildError):

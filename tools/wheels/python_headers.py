@@ -23,7 +23,7 @@ _INCLUDE = PurePosixPath("usr/include")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedPackage:
-    """A package: where it is to be found, the first place first, and its SHA-256."""
+    """A package: its URLs, the preferred one first, and its SHA-256."""
 
     urls: tuple[str, ...]
     sha256: str

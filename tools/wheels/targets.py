@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GLIBC = "2.17"
-"""That of manylinux2014, the oldest that the Pythons we serve are still built for."""
+"""The glibc of manylinux2014, the oldest for which our Pythons are still built."""
 
 MACHINES = ("x86_64", "aarch64")
 
@@ -22,7 +22,7 @@ class PythonAbi:
 
     @property
     def is_stable(self) -> bool:
-        """Whether newer Pythons load it too."""
+        """Whether newer Pythons can load it too."""
         return self.abi_tag == "abi3"
 
 
@@ -40,12 +40,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As on the command line: ``cp311-x86_64``."""
+        """The target's name on the command line: ``cp311-x86_64``."""
         return f"{self.abi.python_tag}-{self.machine}"
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """The tags of its platform: the one of PEP 600, and the older one for older installers."""
+        """The platform tags: the one of PEP 600, and the older one for older installers."""
         version = GLIBC.replace(".", "_")
         return f"manylinux_{version}_{self.machine}", f"manylinux2014_{self.machine}"
 
