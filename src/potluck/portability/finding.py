@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.StrEnum):
-    """The consequence of a finding for programs that load the file."""
+    """What a finding means for programs that load the file."""
 
     FATAL = "fatal"
     """It will not load."""
