@@ -93,7 +93,7 @@ class LiveAgent:
         self.started_at = time.monotonic()
 
     def ask(self, method: str, **params: object) -> Document:
-        """Call the agent over its control socket. Raise ``PotluckError`` if that fails."""
+        """Call the agent, and return the result. Raise ``PotluckError`` if that fails."""
         *_, document = ask(self.state / "control.sock", method, params)
         result: Document = document["result"]
         return result
