@@ -1,4 +1,4 @@
-"""What coarser scales of quantized activations cost: ``METHODOLOGY.md``, "Activation scales".
+"""Measure the cost of coarser scales of quantized activations: METHODOLOGY, "Activation scales".
 
     PYTHONPATH=.:tests python benchmarks/activation_scales.py OUT.json [--documents 200]
 
@@ -45,7 +45,7 @@ from tools.demo_model.documents import HELD_OUT_DOCUMENTS, HELD_OUT_SEED, docume
 SCHEMA = "potluck.benchmark.activation_scales/1"
 FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0, TensorFormat.Q4_K)
 GROUPS: Mapping[str, int | None] = {"32": 32, "256": 256, "row": None}
-"""How many columns share a scale; None is all of them."""
+"""The number of columns that share a scale; None means all of them."""
 
 _MOST = 127
 _NUM_TOKENS, _NUM_ROWS, _NUM_COLUMNS = 64, 256, 8192
@@ -57,8 +57,8 @@ Draw = Callable[[np.random.Generator], F32]
 
 
 def quantized(x: F32, group: int | None) -> F32:
-    """``x [tokens, columns]`` rounded to 8 bits, with a scale for every ``group`` columns, whose
-    largest value becomes 127, as the kernels have it. The last group may be shorter.
+    """Round ``x [tokens, columns]`` to 8 bits, with a scale for every ``group`` columns, whose
+    largest value becomes 127, as the kernels do. The last group may be shorter.
     """
     size = x.shape[1] if group is None else group
     padded = np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
@@ -69,7 +69,7 @@ def quantized(x: F32, group: int | None) -> F32:
 
 
 def converted(stored: bytes, info: TensorInfo, target: TensorFormat) -> bytearray:
-    """All rows of a tensor in another format."""
+    """Return all rows of a tensor in another format."""
     out = bytearray(target.row_bytes(info.num_columns) * info.num_rows)
     convert_rows(
         memoryview(stored),
@@ -84,7 +84,7 @@ def converted(stored: bytes, info: TensorInfo, target: TensorFormat) -> bytearra
 
 
 class DemoModel:
-    """The demo model in the reference engine, its matrices in ``fmt`` (its own when None)."""
+    """The demo model in the reference engine, with matrices in ``fmt`` (None: unchanged)."""
 
     def __init__(self, fmt: TensorFormat | None) -> None:
         description = describe_model("demo")
@@ -112,11 +112,11 @@ class DemoModel:
                 sink.finish(info.name)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Of a document that has its special tokens spelt out."""
+        """Return the tokens of a document that has its special tokens spelt out."""
         return tuple(self._tokenizer.encode(text, add_bos=False, parse_special=True))
 
     def logits(self, number: int, tokens: Sequence[int]) -> F32:
-        """``[len(tokens), vocabulary]``, in a sequence of its own; ``number`` differs each time."""
+        """Return ``[len(tokens), vocabulary]`` for a new sequence; ``number`` must be unique."""
         part = SequenceSlice(
             sequence_id=SequenceId(number),
             tokens=tuple(tokens),
@@ -130,8 +130,8 @@ class DemoModel:
 
 @contextlib.contextmanager
 def activations_in_groups(rounded: Callable[[F32], F32]) -> Iterator[None]:
-    """Products of the reference engine take ``rounded`` activations, and the head gives the logits
-    of all tokens.
+    """Let products of the reference engine take ``rounded`` activations, and the head return the
+    logits of all tokens.
     """
     linear = reference_ops.linear
 
@@ -162,7 +162,7 @@ def activations_in_groups(rounded: Callable[[F32], F32]) -> Iterator[None]:
 
 
 def log_softmax(logits: F32) -> F64:
-    """Over the last axis, in float64."""
+    """Return the log-softmax over the last axis, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     totals = np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     difference: F64 = shifted - totals
@@ -186,8 +186,8 @@ class Loss:
 
 
 def demo_losses(fmt: TensorFormat | None, num_documents: int) -> dict[str, dict[str, float]]:
-    """By scale (``float`` is none): nats per token, perplexity, and the mean divergence from float
-    activations with the same weights.
+    """Return, by scale (``float`` is none), nats per token, perplexity, and the mean divergence
+    from float activations with the same weights.
     """
     model = DemoModel(fmt)
     ways: dict[str, Callable[[F32], F32]] = {"float": lambda x: x}
@@ -215,18 +215,18 @@ def demo_losses(fmt: TensorFormat | None, num_documents: int) -> dict[str, dict[
 
 
 def normal(rng: np.random.Generator) -> F32:
-    """Activations without a tail."""
+    """Draw activations without a tail."""
     return rng.standard_normal((_NUM_TOKENS, _NUM_COLUMNS), np.float32)
 
 
 def student(rng: np.random.Generator, *, degrees: float) -> F32:
-    """Student's t: the fewer degrees of freedom, the heavier the tail."""
+    """Draw from Student's t: the fewer degrees of freedom, the heavier the tail."""
     return rng.standard_t(degrees, (_NUM_TOKENS, _NUM_COLUMNS)).astype(np.float32)
 
 
 def outlier_columns(rng: np.random.Generator) -> F32:
-    """Six columns twenty times as large in every token, as Dettmers et al. 2022 (LLM.int8(),
-    section 4) found in models of 6.7 billion weights.
+    """Draw activations with six columns twenty times as large in every token, as Dettmers et al.
+    2022 (LLM.int8(), section 4) found in models of 6.7 billion weights.
     """
     x = normal(rng)
     x[:, rng.choice(_NUM_COLUMNS, 6, replace=False)] *= 20
@@ -234,8 +234,8 @@ def outlier_columns(rng: np.random.Generator) -> F32:
 
 
 def massive_activation(rng: np.random.Generator) -> F32:
-    """One column a thousand times as large, as Sun et al. 2024 ("Massive Activations in Large
-    Language Models") found at some tokens; here at all.
+    """Draw activations with one column a thousand times as large, as Sun et al. 2024 ("Massive
+    Activations in Large Language Models") found at some tokens; here at all tokens.
     """
     x = normal(rng)
     x[:, rng.integers(_NUM_COLUMNS)] = 1000
@@ -253,11 +253,12 @@ DRAWS: Mapping[str, Draw] = {
 
 
 def layer_errors(draw: Draw, fmt: TensorFormat) -> dict[str, float]:
-    """Root mean square of the error of a layer's output over that of the output, by scale.
+    """Return the root mean square error of a layer's output relative to that of the output, by
+    scale.
 
-    ``weights`` is what quantizing the weights alone does, which no scale of activations avoids. Of
-    outputs and errors that is taken which differs between tokens: a column that is huge in all of
-    them adds the same to every token's output, and says nothing.
+    ``weights`` is the error of quantizing the weights alone, which no scale of activations avoids.
+    Only the part of outputs and errors that differs between tokens counts: a column that is huge in
+    all of them adds the same to every token's output, and carries no information.
     """
     rng = np.random.default_rng(1)
     exact = rng.standard_normal((_NUM_ROWS, _NUM_COLUMNS), np.float32) * np.float32(0.02)
@@ -273,7 +274,7 @@ def layer_errors(draw: Draw, fmt: TensorFormat) -> dict[str, float]:
 
 
 def _deviation(x: F32) -> float:
-    """Of rows from their mean, root mean square."""
+    """Return the root mean square deviation of rows from their mean."""
     return float(np.sqrt(np.mean(np.square(x - x.mean(axis=0), dtype=np.float64))))
 
 

@@ -1,4 +1,4 @@
-"""What exact arithmetic costs beside fast: METHODOLOGY, "Arithmetic".
+"""Compare exact with fast arithmetic: METHODOLOGY, "Arithmetic".
 
     python benchmarks/arithmetic.py OUT.json MODEL [--prompt 512] [--decode 16] [--rounds 2]
 
@@ -25,7 +25,7 @@ PHASES = ("prefill", "decode")
 
 
 def bench(arguments: argparse.Namespace, choice: str) -> dict[str, Any]:
-    """One document of ``potluck bench``."""
+    """Run ``potluck bench`` once, and return its document."""
     command = [
         *(sys.executable, "-m", "potluck", "bench", arguments.model, "--json"),
         *("--arithmetic", choice, "--repeats", str(arguments.repeats)),
@@ -39,7 +39,7 @@ def bench(arguments: argparse.Namespace, choice: str) -> dict[str, Any]:
 
 
 def median_rates(documents: list[dict[str, Any]]) -> dict[str, float]:
-    """Tokens per second of each phase, over all counted runs."""
+    """Return the median tokens per second of each phase, over all counted runs."""
     return {
         phase: statistics.median(
             rate for each in documents for rate in each[f"{phase}_tokens_per_second"]
@@ -49,7 +49,7 @@ def median_rates(documents: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure in turns, print both and their ratio, write the file."""
+    """Measure alternately, print both and their ratio, and write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("model")

@@ -1,4 +1,4 @@
-"""How fast the attention kernel is on one thread: decode over a long context, and prefill.
+"""Measure the attention kernel on one thread: decode over a long context, and prefill.
 
     python benchmarks/attention.py OUT.json [--isa avx512 …] [--context 4096]
 
@@ -49,7 +49,7 @@ LATENT_DECODE_HEADS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """Heads of a model's attention; with a ``window`` those of its sliding layers."""
+    """The heads of a model's attention; with a ``window``, those of its sliding-window layers."""
 
     num_heads: int
     num_kv_heads: int
@@ -99,8 +99,8 @@ class Cache:
     def make(
         cls, num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int | None = None
     ) -> Cache:
-        """Made of one million drawn numbers, again and again; values are as wide as keys, unless
-        ``value_dim`` says otherwise.
+        """Fill a cache by repeating one million random numbers; values are as wide as keys unless
+        ``value_dim`` is given.
         """
         drawn = np.random.default_rng(0).standard_normal(1 << 20).astype(np.float16)
         positions = num_blocks * num_kv_heads * BLOCK_TOKENS
@@ -115,13 +115,13 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Of keys and values."""
+        """The size of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one pass took."""
+    """The times of one pass."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -135,14 +135,14 @@ def time_pass(run: Callable[[], object]) -> Pass:
 
 
 def fastest(passes: list[Pass]) -> float:
-    """CPU seconds of the fastest."""
+    """Return the CPU seconds of the fastest pass."""
     return min(one.cpu_seconds for one in passes)
 
 
 def measure_decode(
     kernels: Kernels, shape: HeadShape, context_tokens: int, cache_bytes: int, repeats: int
 ) -> dict[str, object]:
-    """Bytes of keys and values per second, beside a memory read."""
+    """Measure the bytes of keys and values per second, with a memory read for comparison."""
     bytes_per_token = 4 * shape.num_kv_heads * shape.head_dim
     blocks_per_sequence = context_tokens // BLOCK_TOKENS
     num_sequences = max(1, cache_bytes // (context_tokens * bytes_per_token))
@@ -178,7 +178,7 @@ def measure_decode(
 def measure_prefill(
     kernels: Kernels, shape: HeadShape, start: int, repeats: int, window: int | None = None
 ) -> dict[str, object]:
-    """Operations per second of 512 tokens from position ``start`` on, for one key-value head."""
+    """Measure the rate of 512 tokens from ``start`` on, for one key-value head, in operations/s."""
     group = shape.num_heads // shape.num_kv_heads
     tile_tokens = max(1, TILE_ROWS // group)
     num_blocks = -(-(start + PREFILL_TOKENS) // BLOCK_TOKENS)
@@ -212,7 +212,7 @@ def measure_prefill(
 def measure_window(
     kernels: Kernels, shape: HeadShape, start: int, repeats: int
 ) -> dict[str, object]:
-    """Seconds at the position ``start``, with the window and, in decode, without."""
+    """Measure the seconds at position ``start``, with the window and, in decode, without it."""
     num_blocks = start // BLOCK_TOKENS + 1
     cache = Cache.make(num_blocks, shape.num_kv_heads, shape.head_dim)
     table = np.random.default_rng(1).permutation(num_blocks).astype(np.int32)
@@ -245,7 +245,7 @@ def latent_seconds(
     *,
     absorbed: bool,
 ) -> dict[str, object]:
-    """Seconds of ``num_tokens`` tokens from ``start`` on, of all heads, and their operations.
+    """Measure ``num_tokens`` tokens from ``start`` on, in all heads; return seconds and operations.
 
     In the expanded form heads are all alike, and some are measured.
     """
@@ -303,7 +303,7 @@ def measure_latent(
             row[f"{form}_{phase}"] = latent_seconds(
                 kernels, shape, start, count, repeats, absorbed=form == "absorbed"
             )
-    # Of the products with the matrices of all heads, for each token of a prompt; or for each
+    # Operations of the products with the matrices of all heads, per token of a prompt or per
     # position that a chunk of a prompt sees.
     width = shape.num_heads * shape.latent_rank
     row["absorbing_operations_per_token"] = 2 * width * (shape.nope_dim + shape.value_dim)
@@ -312,7 +312,7 @@ def measure_latent(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--isa", nargs="+", default=available_isas(), choices=available_isas())

@@ -1,4 +1,4 @@
-"""How much a process that keeps one core busy costs a model that runs beside it.
+"""Measure how much a process that keeps one core busy slows down a model.
 
     python benchmarks/busy_core.py MODEL OUT.json [--threads 2] [--core N] [--rounds 5]
 
@@ -40,7 +40,7 @@ class Sample:
 
 @contextmanager
 def busy_process(core: int | None) -> Iterator[None]:
-    """Something that computes without end on ``core``, or wherever the system puts it."""
+    """Run a process that computes endlessly, on ``core`` or wherever the system puts it."""
     # In a session of its own, as another user's: the system shares its cores out among sessions
     # first, where it groups them (sched_autogroup).
     command = [sys.executable, "-c", "while True: pass"]
@@ -55,7 +55,7 @@ def busy_process(core: int | None) -> Iterator[None]:
 
 
 def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
-    """One text of random tokens."""
+    """Generate one text after a prompt of random tokens, and return the rates."""
     draw = random.Random(0)  # the same prompt in every run
     vocab_size = model.description.config.vocab_size
     prompt = [draw.randrange(vocab_size) for _ in range(prompt_tokens)]
@@ -68,7 +68,7 @@ def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
 
 
 def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
-    """The medians over rounds of ``samples`` divided by ``base``."""
+    """Return the median over rounds of ``samples / base``, for prefill and for decoding."""
     pairs = list(zip(samples, base, strict=True))
     return Sample(
         prefill=statistics.median(a.prefill / b.prefill for a, b in pairs),
@@ -77,7 +77,7 @@ def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -92,7 +92,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure in turns, print the ratios, write the file."""
+    """Measure alternately, print the ratios, and write the file."""
     arguments = parse_arguments()
     record = {"schema": SCHEMA, **circumstances()}
     samples: dict[str, list[Sample]] = {"alone": [], "one_thread": [], "busy": []}

@@ -1,4 +1,4 @@
-"""What keeping cache blocks on disk costs a stage, and how long a long prompt takes to come back.
+"""Measure what saving cache blocks to disk costs a stage, and how fast a long prompt is restored.
 
     python benchmarks/cache_disk.py [--tokens 30000] [--threads 2] [--folder DIRECTORY] > JSON
 
@@ -148,7 +148,7 @@ def _step(engine: NativeEngine, num_tokens: int, start: int) -> None:
 def _decoding(
     engine: NativeEngine, keeper: DiskKeeper, blocks: list[HashedBlock]
 ) -> dict[str, object]:
-    """Steps that save and steps that do not, in turns; the times are of the saves and the steps."""
+    """Time decoding steps with and without a save before each, alternating; return the medians."""
     plain, saving = [], []
     for turn in range(_ROUNDS + 1):
         plain.append(_seconds(lambda: _step(engine, 1, _DECODE_POSITION)))
@@ -168,7 +168,7 @@ def _decoding(
 
 
 def _saving(keeper: DiskKeeper, blocks: list[HashedBlock]) -> dict[str, object]:
-    """All blocks, a chunk's at a time, with pauses where the queue is full."""
+    """Save all blocks, one chunk's at a time, pausing while the queue is full."""
     started = time.perf_counter()
     copying = 0.0
     at_once = _CHUNK_TOKENS // KV_BLOCK_TOKENS

@@ -1,4 +1,4 @@
-"""What a CPU quota that changes costs a model that is already loaded.
+"""Measure what a changing CPU quota costs a model that is already loaded.
 
     python benchmarks/changed_quota.py MODEL OUT.json [--rounds 5]
 
@@ -66,7 +66,7 @@ def decode_rate(model: Model, num_tokens: int, temperature: float) -> float:
 
 
 def main() -> None:
-    """Measure in turns, print the medians, write the file."""
+    """Measure alternately, print the medians, and write the file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

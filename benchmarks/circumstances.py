@@ -1,4 +1,4 @@
-"""What has to be known of a run to measure the same again; every result file begins with it."""
+"""The circumstances of a run that are needed to repeat it; every result file begins with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def circumstances() -> dict[str, object]:
 
 
 def edge_circumstances(warm_up_rounds: int) -> dict[str, object]:
-    """The same for runs that measure edges."""
+    """Return ``circumstances()`` and what else affects measurements of edges."""
     return {
         **circumstances(),
         "num_cpus": os.cpu_count(),
@@ -45,7 +45,7 @@ def _git(*arguments: str) -> str:
 
 
 def _cpu_name() -> str:
-    """The first CPU's name, or the architecture where the system does not say."""
+    """Return the name of the first CPU, or the architecture if the system reports none."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -1,4 +1,4 @@
-"""What a cut costs and what it brings: ``benchmarks/METHODOLOGY.md``, "Cluster".
+"""Measure the costs and gains of dividing a model: ``benchmarks/METHODOLOGY.md``, "Cluster".
 
     python benchmarks/shapes.py 0.5B /tmp/half
     python benchmarks/cluster.py /tmp/half [--output benchmarks/results/cluster.json]
@@ -40,10 +40,11 @@ NUM_STAGES = (1, 2, 3)
 MODEL_ID = "model"
 SEED = 1
 NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this."""
+"""Prompts are drawn from the ids between the special tokens and this number."""
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
+"""
 
 _SECONDS = 120.0
 _POLL_SECONDS = 0.1
@@ -123,12 +124,12 @@ def main() -> None:
         arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-# What is measured.
+# The measured servers.
 
 
 @contextmanager
 def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
-    """A cluster of that many agents with the model cut over all of them."""
+    """Run a cluster of ``num_stages`` agents with the model divided among all of them."""
     with ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
         environment = {**os.environ, SECRET_VARIABLE: generate_secret()}
@@ -175,7 +176,7 @@ def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
 def _llama(
     folder: Path, model: Path, num_stages: int, num_streams: int, context: int
 ) -> Iterator[Served]:
-    """llama-server on one core, with an RPC server per stage if there are several stages."""
+    """Run llama-server on one core, with an RPC server per stage if there are several stages."""
     with ExitStack() as opened:
         port = _free_port()
         command = [str(folder / "llama-server"), "-m", str(model), "--host", "127.0.0.1"]
@@ -233,7 +234,7 @@ def _measure(served: Served, num_streams: int, num_prompt: int, num_new: int) ->
 def _complete(
     served: Served, prompt: Sequence[int], num_new: int, *, seed: int
 ) -> tuple[float, float, float]:
-    """When the request was sent, when its first text came, when its last event came."""
+    """Return the times of the request, of its first text and of its last event."""
     body = {
         "model": MODEL_ID,
         "prompt": prompt,
@@ -274,7 +275,7 @@ def _complete(
 
 
 def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Medians, and the ratio to one stage in the same round of the same system."""
+    """Return medians, and the ratio to one stage in the same round of the same system."""
     groups: dict[tuple[str, int, int], list[Sample]] = {}
     for sample in samples:
         key = (sample.system, sample.num_streams, sample.num_stages)
@@ -309,7 +310,7 @@ def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _process(command: list[str], index: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process on one core, and everything that it starts, too; ended with the block."""
+    """Run a process and its children on one core until the end of the block."""
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[index % len(cores)])
     process = subprocess.Popen(["taskset", "-c", core, *command], **options)
@@ -367,7 +368,7 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def _circumstances(arguments: argparse.Namespace) -> dict[str, object]:
-    """What has to be known to measure the same again."""
+    """Return everything that is needed to repeat the measurement."""
     weights = [arguments.model] if arguments.model.is_file() else arguments.model.glob("*.saf*")
     return {
         **circumstances(),

@@ -1,4 +1,4 @@
-"""What is compared with llama.cpp, and the table that follows from it: no process is started here.
+"""The settings compared with llama.cpp, and the resulting table. This module starts no process.
 
 A *setting* is what both sides run; a *claim* is a question that a few settings answer; a *row* is a
 claim for one type of file. Rates are tokens per second of all sequences together.
@@ -23,14 +23,14 @@ _SHORT_PROMPT_TOKENS = 16
 
 
 class Side(enum.StrEnum):
-    """Who runs a setting."""
+    """The program that runs a setting."""
 
     OURS = "ours"
     THEIRS = "theirs"
 
 
 class Phase(enum.StrEnum):
-    """Which of the two rates a row is about."""
+    """The rate that a row is about."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -38,7 +38,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is run in one process: a prompt and then decoding, both after ``depth_tokens``.
+    """One run in one process: a prompt and then decoding, both after ``depth_tokens``.
 
     ``num_prompt_tokens`` is 0 where prefill is not asked for. ``isa`` is None for the best that
     each side has. ``is_fast`` concerns our prefill alone. With ``is_sampled`` tokens are drawn, at
@@ -58,22 +58,22 @@ class Setting:
 
     @property
     def theirs(self) -> Setting:
-        """What llama.cpp runs for it: without what concerns us alone."""
+        """The setting that llama.cpp runs for it, without the parts that apply only to Potluck."""
         return dataclasses.replace(self, is_fast=False)
 
     def on(self, side: Side) -> Setting:
-        """What ``side`` runs for it."""
+        """Return the setting that ``side`` runs for this one."""
         return self if side is Side.OURS else self.theirs
 
     @property
     def context_tokens(self) -> int:
-        """The longest that a sequence gets."""
+        """The maximum length of a sequence."""
         return self.depth_tokens + self.num_prompt_tokens + self.num_decode_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Samples of one or more runs of a setting, and why runs failed that did.
+    """Samples of one or more runs of a setting, and the reasons for failed runs.
 
     Of us alone: ``outside`` are the fractions of decoding that were not products with weights,
     ``of_bandwidth`` those that decoding reached of what was measured around it.
@@ -95,7 +95,7 @@ class Rates:
         )
 
     def median(self, phase: Phase) -> float | None:
-        """None where no run gave a sample."""
+        """Return the median rate of a phase; None if no run gave a sample."""
         return median_of(self.prefill if phase is Phase.PREFILL else self.decode)
 
 
@@ -104,7 +104,7 @@ Samples = Mapping[tuple[Side, Setting], Rates]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What this machine does at best with all threads asked for, as measured in the same run."""
+    """The machine's limits with all requested threads, as measured in the same run."""
 
     read_bytes_per_second: float | None = None
     int8_operations_per_second: float | None = None
@@ -112,8 +112,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a token costs: stored bytes that decoding reads, and operations of a prompt's token with
-    weights, a multiply-add being two.
+    """The cost of a token: stored bytes that decoding reads, and operations of a prompt's token
+    with weights, where a multiply-add counts as two.
     """
 
     read_bytes: float
@@ -122,8 +122,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aims:
-    """Least ratio to llama.cpp, fraction of the limit, and ratio to our own baseline; the most that
-    may be outside the products.
+    """Targets: the minimum ratio to llama.cpp, fraction of the limit, and ratio to our own
+    baseline, and the maximum outside the products.
     """
 
     ratio: float | None = None
@@ -156,12 +156,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over theirs."""
+        """Our rate divided by theirs."""
         return _quotient(self.ours, self.theirs)
 
     @property
     def is_met(self) -> bool | None:
-        """Whether every aim is; None where one of its figures is missing or does not count."""
+        """Whether every target is met; None if a figure is missing or does not count."""
         pairs = (
             (self.ratio if self.counts else None, self.aims.ratio),
             (self.fraction, self.aims.fraction),
@@ -176,7 +176,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which settings claims are made of."""
+    """The settings from which claims are built."""
 
     types: Sequence[str]
     isas: Sequence[str]
@@ -191,16 +191,16 @@ class Scope:
 
     @property
     def one(self) -> str:
-        """The type of claims that one type is enough for."""
+        """The type for claims that need only one."""
         return "Q8_0" if "Q8_0" in self.types else self.types[0]
 
     @property
     def two(self) -> list[str]:
-        """The types of claims that need a plain one and one of many parts."""
+        """The types for claims that need a simple one and one with many parts."""
         return [name for name in ("Q8_0", "Q4_K_M") if name in self.types] or [self.one]
 
     def setting(self, type_name: str, **changes: Any) -> Setting:
-        """The plain one, changed."""
+        """Return the plain setting of a type with ``changes`` applied."""
         plain = Setting(
             type_name=type_name,
             num_threads=self.num_threads,
@@ -212,7 +212,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A row before it is measured."""
+    """A row that is not measured yet."""
 
     claim: str
     phase: Phase
@@ -355,12 +355,12 @@ CLAIMS: Mapping[str, Callable[[Scope], Iterator[Question]]] = {
 
 
 def questions(claims: Sequence[str], scope: Scope) -> list[Question]:
-    """Of the claims named, in the order of the table."""
+    """Return the questions of the given claims, in the order of the table."""
     return [each for name, ask in CLAIMS.items() if name in claims for each in ask(scope)]
 
 
 def settings_of(selected_questions: Sequence[Question]) -> list[Setting]:
-    """Every setting once, those of a type together, so that its file stays in memory."""
+    """Return every setting once, grouped by type, so that the type's file stays in memory."""
     wanted = {
         setting: None
         for question in selected_questions
@@ -374,7 +374,7 @@ def settings_of(selected_questions: Sequence[Question]) -> list[Setting]:
 def answer(
     question: Question, samples: Samples, work: Work, limits: Limits, *, counts: bool
 ) -> Row:
-    """The row. ``counts`` says whether llama.cpp's build is one that a ratio counts against."""
+    """Return the row. ``counts`` says whether ratios to this build of llama.cpp count."""
     ours, theirs = (_rate(samples, side, question.setting, question.phase) for side in Side)
     fractions: list[float | None] = [None, None]
     setting = question.setting
@@ -414,8 +414,9 @@ def answer(
 
 
 def work_of(shape: Shape, type_name: str) -> Work:
-    """Of a token, from the sizes alone: of experts those that are used, of an embedding that is
-    not the head nothing; a prompt's tokens but the last have no head. The cache is left out.
+    """Return the cost of a token, computed from the sizes alone. It includes only the experts that
+    are used, and the embedding only if it is also the head. The head is left out for a prompt's
+    tokens except the last, and the cache is left out entirely.
     """
     if shape.vocab_size is None:
         raise ValueError("a shape that is compared has a vocabulary of its own")
@@ -436,7 +437,7 @@ def work_of(shape: Shape, type_name: str) -> Work:
 
 
 def median_of(samples: Iterable[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """Return the median of the known samples; None if there are none."""
     known = [each for each in samples if each is not None]
     return statistics.median(known) if known else None
 

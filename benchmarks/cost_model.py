@@ -1,4 +1,4 @@
-"""Compares what the cost model predicts from a unit's trial with what the native engine takes.
+"""Compare the cost model's predictions from a unit's trial with the native engine.
 
     python benchmarks/cost_model.py [--threads 1] [--isa amx] [--shapes 1B] [--output FILE]
 
@@ -61,7 +61,7 @@ from potluck.types.tensor import TensorFormat, TensorInfo
 
 CONTEXT_TOKENS = 4096
 VOCAB_SIZE = 32_000
-"""Of shapes that have demo's vocabulary elsewhere, which is too small to measure a head."""
+"""The vocabulary of shapes that otherwise have demo's, which is too small to measure a head."""
 CASES = [
     ("100M", Quantization.Q8_0),
     ("100M", Quantization.Q4_K),
@@ -74,13 +74,13 @@ CASES = [
     ("LFM2-1.2B", Quantization.Q4_K),
     ("Qwen3.5-4B", Quantization.Q4_K),
 ]
-"""NONE is BF16, as it is stored."""
+"""NONE means BF16, the stored format."""
 DECODES = [(1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (1, 1024), (1, 4096), (8, 512)]
-"""Sequences, and the context of each."""
+"""The number of sequences, and the context of each."""
 PREFILLS = [(32, 32), (128, 128), (512, 512), (256, 2048)]
-"""Tokens of the chunk, and the context at its end."""
+"""The number of tokens of the chunk, and the context at its end."""
 NUM_STATES = 16
-"""As many as a step here has sequences."""
+"""The number of states: the maximum number of sequences in a step."""
 TURN_SECONDS = 0.4
 LEAST_SAMPLES = 3
 
@@ -355,7 +355,7 @@ def loaded_engine(
 
 
 def _vector_value(name: str) -> float:
-    """Of every entry of a vector; states decay, so that they stay finite."""
+    """Return the value of every entry of a vector; states decay, so that they stay finite."""
     return -1.0 if name.endswith("rate.weight") else 1.0
 
 

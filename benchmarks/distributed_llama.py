@@ -33,7 +33,7 @@ _Q40 = 2
 _SILU = 1
 _EPSILON_1E5 = 5
 _FIRST_LETTER = 32
-"""Bytes below are no tokens of the prompts that are given to it."""
+"""Prompts contain no bytes below this one."""
 _START_SECONDS = 20.0
 _RUN_SECONDS = 900.0
 _GIT_SECONDS = 20.0
@@ -52,7 +52,7 @@ class PeerRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerBuild:
-    """Which program was measured. ``version`` is empty if the checkout has no tags, or is gone."""
+    """The measured program. ``version`` is empty if the checkout has no tags or is missing."""
 
     commit: str
     version: str
@@ -184,7 +184,7 @@ def _number(pattern: str, text: str) -> float:
 
 @contextlib.contextmanager
 def _worker(program: Path, core: int) -> Iterator[str]:
-    """A worker on a core; its address."""
+    """Run a worker on a core, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -200,7 +200,7 @@ def _worker(program: Path, core: int) -> Iterator[str]:
 
 
 def _await_listening(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait for the worker without connecting: it takes whoever connects first for the root."""
+    """Wait for the worker without connecting: it treats the first client as the root."""
     deadline = time.monotonic() + _START_SECONDS
     wanted = f"0100007F:{port:04X} 00000000:0000 0A"
     while wanted not in Path("/proc/net/tcp").read_text(encoding="ascii"):

@@ -1,4 +1,4 @@
-"""What an exchange within a group takes: ``benchmarks/METHODOLOGY.md``, "Exchange".
+"""Measure the time of an exchange within a group: ``benchmarks/METHODOLOGY.md``, "Exchange".
 
     python benchmarks/exchange.py [--rounds 3000] [--delay 0.2] [--output FILE]
 
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def _node(member: int) -> NodeId:
@@ -144,7 +144,7 @@ def _measured(num_members: int, rounds: int, delay: float | None) -> Iterator[di
 
 @contextlib.contextmanager
 def _hosts(num_members: int, delay: float | None) -> Iterator[list[tuple[list[str], str]]]:
-    """How to run a command on each member's host, and the host's address."""
+    """Yield, for each member, the command prefix that runs on its host, and the host's address."""
     if delay is None:
         yield [([], "127.0.0.1")] * num_members
         return

@@ -1,4 +1,4 @@
-"""The logits of every family beside llama.cpp's, on the same GGUF files of small random models.
+"""Compare every family's logits with llama.cpp's, on the same GGUF files of random models.
 
     python benchmarks/families.py OUT.json [--only NAME …]
 
@@ -63,7 +63,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A case of the tests, and what writes its GGUF file into a folder."""
+    """A case of the tests, with a function that writes its GGUF file to a folder."""
 
     name: str
     family: str
@@ -71,7 +71,7 @@ class Model:
 
 
 def models() -> Iterator[Model]:
-    """All cases that have GGUF files."""
+    """Yield all cases that have GGUF files."""
 
     def write_dense(case: dense.Case) -> Callable[[Path], Path]:
         def write(folder: Path) -> Path:
@@ -162,7 +162,7 @@ def models() -> Iterator[Model]:
 
 
 def with_vocabulary(path: Path) -> Path:
-    """A copy that says it has no tokenizer, which llama.cpp wants to be said."""
+    """Write a copy marked as having no tokenizer, as llama.cpp requires; return its path."""
     reader = gguf.GGUFReader(path)
     out = path.with_name("peer.gguf")
     fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
@@ -188,7 +188,7 @@ def with_vocabulary(path: Path) -> Path:
 
 
 def peer_logits(path: Path, tokens: list[int]) -> Floats:
-    """llama.cpp's logits at every position."""
+    """Return llama.cpp's logits at every position."""
     model_options = llama_cpp.llama_model_default_params()
     model_options.use_mmap = False
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_options)
@@ -222,7 +222,7 @@ def peer_logits(path: Path, tokens: list[int]) -> Floats:
 
 
 def own_logits(path: Path, tokens: list[int]) -> Floats:
-    """Potluck's."""
+    """Return Potluck's logits at every position."""
     with closing(open_gguf(path)) as source:
         config = config_from_gguf(source.metadata, source, path=str(path))
         config = with_stored_head(config, frozenset(source.names()), FileKind.GGUF)
@@ -231,7 +231,7 @@ def own_logits(path: Path, tokens: list[int]) -> Floats:
 
 
 def compare(model: Model) -> dict[str, Any]:
-    """One row."""
+    """Return the row that compares the logits for a model."""
     folder = Path(tempfile.mkdtemp())
     try:
         path = model.write(folder)
@@ -251,7 +251,7 @@ def compare(model: Model) -> dict[str, Any]:
 
 
 def compare_apart(name: str, family: str) -> dict[str, Any]:
-    """One row, made in a process of its own, which llama.cpp may end."""
+    """Compute a row in a separate process, which llama.cpp may crash."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
         command = [sys.executable, __file__, str(out), "--child", name]

@@ -45,15 +45,15 @@ NUM_BOARDS = 14
 NUM_TOKENS = 8
 CONTEXT_TOKENS = 256
 MARGIN_BYTES = 48 * 2**20
-"""What a worker's peak may be above its plan."""
+"""The largest excess of a worker's peak memory over its plan."""
 
 MAX_LOSSES = 3
 
 NOT_SHOWN = 3
-"""The exit status where there can be no control groups."""
+"""The exit status if control groups cannot be created."""
 
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that the answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that the answer has its full length."""
 
 SMALL = Shape(
     hidden_size=1024,
@@ -73,7 +73,7 @@ _START_SECONDS = 120.0
 _ANSWER_SECONDS = 600.0
 _SAMPLE_SECONDS = 0.01
 _LOOK_SECONDS = 0.05
-"""Between two looks for new workers."""
+"""The interval between two searches for new workers."""
 
 _NAIVE_AGENT = (
     "import potluck.cluster.agent.worker_process as worker_process\n"
@@ -84,12 +84,12 @@ _NAIVE_AGENT = (
 
 
 class NoControlGroupsError(Exception):
-    """Control groups of version 1 with a limit for memory cannot be made here."""
+    """Control groups of version 1 with a memory limit cannot be created here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """A model and the boards that it is cut over."""
+    """A model, and the boards that it is divided among."""
 
     name: str
     shape: Shape
@@ -102,7 +102,7 @@ SMALL_SIZE = Drill(name="small", shape=SMALL, cap_bytes=272 * 2**20)
 
 @dataclass(slots=True, kw_only=True)
 class BoardResult:
-    """What came of one board; what is not known is None. All sizes are bytes.
+    """The result of one board; unknown values are None. All sizes are in bytes.
 
     ``worker_peak_bytes``: the largest RssAnon + RssShmem of the worker; ``board_peak_bytes``: of
     worker and agent together. ``max_usage_bytes`` is the control group's, file pages included;
@@ -126,8 +126,8 @@ class BoardResult:
 class DrillResult:
     """``failure`` is the deployment's or the request's message, or empty.
 
-    ``losses``: tries that ended, after so many seconds, because an agent was taken for lost though
-    none was killed: it was not heard for a second.
+    ``losses``: the seconds after which attempts ended because an agent was considered lost although
+    none was killed: it had been silent for a second.
     """
 
     is_naive: bool
@@ -141,11 +141,11 @@ class DrillResult:
 
     @property
     def num_kills(self) -> int:
-        """By the kernel, for memory."""
+        """The number of processes that the kernel killed for lack of memory."""
         return sum(board.num_kills for board in self.boards)
 
     def complaints(self) -> list[str]:
-        """Why the drill did not show what it is to show; empty if it did."""
+        """Return why the drill failed to show what it should; empty if it succeeded."""
         if self.is_naive:
             return [] if self.num_kills else ["nothing was killed"]
         found = [self.failure] if self.failure else []
@@ -195,7 +195,7 @@ def main() -> None:
 
 
 def make_model(drill: Drill, work: Path) -> Path:
-    """The drill's model in a folder below ``work``; made if it is not there. Returns the folder."""
+    """Return the folder of the drill's model below ``work``; create the model if it is missing."""
     model = work / f"model-{drill.name}"
     complete = model / "complete"
     made_from = repr(drill.shape) + "\n"
@@ -254,7 +254,7 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
 
 
 def result_lines(result: DrillResult) -> Iterator[str]:
-    """One line for every board, and what came of it all."""
+    """Yield a line for every board, and the overall result."""
     yield (
         f"{'board':>5} {'layers':>9} {'cap':>9} {'plan':>9} {'worker':>9} {'+ agent':>9} "
         f"{'max usage':>9} {'read':>9} {'seconds':>7} {'hits':>5} {'kills':>5}"
@@ -296,14 +296,14 @@ class Board:
     log: Path
 
     def ask(self, method: str, **params: object) -> Any:
-        """What the agent says over its control socket."""
+        """Call the agent over its control socket, and return the result."""
         result = None
         for document in ask(self.state.control_socket, method, params):
             result = document.get("result")
         return result
 
     def state_of_cluster(self) -> Any:
-        """The cluster as it sees it, once it is up."""
+        """Return the cluster as this agent sees it, or None until the agent answers."""
         if self.agent.poll() is not None:
             raise RuntimeError(f"an agent did not start: {self.log.read_text(encoding='utf-8')}")
         try:
@@ -313,7 +313,9 @@ class Board:
 
 
 def memory_controller() -> Path:
-    """Where version 1 of the memory controller is mounted. Raises ``NoControlGroupsError``."""
+    """Return the mount point of version 1 of the memory controller. Raise ``NoControlGroupsError``
+    if there is none.
+    """
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split()[:3]
@@ -324,7 +326,7 @@ def memory_controller() -> Path:
 
 @contextmanager
 def memory_group(name: str, cap_bytes: int) -> Iterator[Path]:
-    """A control group whose processes may use ``cap_bytes`` and no swap; they end with the block.
+    """Create a control group limited to ``cap_bytes`` and no swap; end its processes afterwards.
 
     Raises ``NoControlGroupsError``.
     """
@@ -379,7 +381,7 @@ def _num_kills(group: Path) -> int:
 def _start_boards(
     opened: ExitStack, groups: list[Path], directory: Path, *, is_naive: bool
 ) -> list[Board]:
-    """Agents that all see one another. The first serves clients."""
+    """Start agents, and wait until all of them see one another. The first one serves clients."""
     root = Path(__file__).resolve().parents[1]
     environment = {
         **os.environ,
@@ -439,7 +441,7 @@ def await_boards(boards: list[Board], seconds: float) -> None:
 
 
 def node_id(board: int) -> str:
-    """Of a board's agent."""
+    """Return the node id of a board's agent."""
     return f"{board:016x}"
 
 
@@ -556,7 +558,7 @@ def sampling(boards: list[Board]) -> Iterator[Sampler]:
 
 
 def held_bytes(pid: int) -> int:
-    """RssAnon + RssShmem of a process; 0 once it is gone."""
+    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

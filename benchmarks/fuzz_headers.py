@@ -51,14 +51,14 @@ from potluck.formats.safetensors import open_safetensors
 
 SCHEMA = "potluck.benchmark.fuzz_headers/1"
 STUCK_SECONDS = 60
-"""Wall-clock time after which the script prints where it is and ends."""
+"""The wall-clock time after which the script prints its stack and exits."""
 
 MOST_FAILURES = 20
-"""Of each kind that the document has."""
+"""The number of failures of each kind in the document."""
 
 
 def fuzz(kind: Kind, num_cases: int, first_seed: int) -> dict[str, object]:
-    """All cases of one kind."""
+    """Run all cases of one kind."""
     refusals: Counter[str] = Counter()
     failures: list[dict[str, object]] = []
     num_read = num_failed = 0
@@ -105,7 +105,7 @@ def fuzz(kind: Kind, num_cases: int, first_seed: int) -> dict[str, object]:
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Memory is traced from here on."""
+    """Trace memory within the block."""
     tracemalloc.start()
     try:
         yield
@@ -116,7 +116,7 @@ def traced() -> Iterator[None]:
 def measure(
     name: str, num_bytes: int, read: Callable[[], object], repeats: int
 ) -> dict[str, object]:
-    """Seconds, peak and what stays of a reading, or of its refusal."""
+    """Measure the time, the peak memory and the remaining memory of a reading or its refusal."""
 
     def attempt() -> tuple[object, str]:
         try:
@@ -151,7 +151,7 @@ def measure(
 
 
 def write_indexed_model(directory: Path) -> int:
-    """An index, and 20 files of 50 small tensors. Returns the bytes of all headers."""
+    """Write an index and 20 files of 50 small tensors. Return the size of all headers in bytes."""
     weight_map = {}
     header_bytes = 0
     for number in range(20):
@@ -171,7 +171,7 @@ def write_indexed_model(directory: Path) -> int:
 
 
 def write_vocabulary(path: Path) -> int:
-    """The metadata that Qwen's files have of their vocabulary. Returns its bytes."""
+    """Write vocabulary metadata of the size that Qwen's files have. Return its size in bytes."""
     tokens = [f"token-{number}" for number in range(151_936)]
     merges = [f"{tokens[number]} {tokens[-number]}" for number in range(151_387)]
     entries = [
@@ -185,7 +185,7 @@ def write_vocabulary(path: Path) -> int:
 
 
 def measure_all(repeats: int) -> list[dict[str, object]]:
-    """Files on disk, then headers in memory."""
+    """Measure files on disk, then headers in memory."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -33,7 +33,7 @@ from support.processes.waiting import eventually
 SCHEMA = "potluck.benchmark.fuzz_http/1"
 MODEL = "demo"
 MAX_FAILURES = 20
-"""Of each client."""
+"""The limit for each client."""
 
 
 def fuzz_dialect(agent: AgentProcess, dialect: str, num_cases: int, seed: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""How long the gate takes on a new machine: ``METHODOLOGY.md``, "Gate".
+"""Measure the time that the gate takes on a new machine: ``METHODOLOGY.md``, "Gate".
 
     python benchmarks/gate.py [--output benchmarks/results/gate.json] [--busy 0 0 0 2]
 
@@ -24,7 +24,7 @@ from circumstances import circumstances
 
 ROOT = Path(__file__).parents[1]
 _LEFT_OUT = ("CCACHE_", "POTLUCK_", "XDG_")
-"""Variables that begin so would let a run use what an earlier one left, or behave otherwise."""
+"""Prefixes of variables that would let a run reuse earlier results or behave differently."""
 
 
 def main() -> int:

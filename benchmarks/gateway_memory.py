@@ -1,4 +1,4 @@
-"""The memory of an agent under large request bodies, and what they cost another client.
+"""Measure an agent's memory under large request bodies, and their cost for another client.
 
     python benchmarks/gateway_memory.py MODEL OUT.json [--clients 64] [--bytes 4194304] [--rounds 2]
 
@@ -34,7 +34,7 @@ POTLUCK = (sys.executable, "-m", "potluck")
 
 
 def bodies(model: str, size: int) -> dict[str, tuple[str, bytes]]:
-    """A path and a body of about ``size`` bytes for each kind."""
+    """Return a path and a body of about ``size`` bytes for each kind of request."""
 
     def completion(prompt: str) -> tuple[str, bytes]:
         return "/v1/completions", f'{{"model":"{model}","prompt":{prompt}}}'.encode()
@@ -64,7 +64,7 @@ class Watch:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def mebibytes(self) -> float:
-        """What is resident now."""
+        """Return the current resident size in MiB."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -74,13 +74,13 @@ class Watch:
             self.samples.append((time.monotonic(), self.mebibytes()))
 
     def most_between(self, start: float, end: float) -> float:
-        """The highest sample of a stretch of time."""
+        """Return the highest sample between two times, in MiB."""
         return max((value for at, value in self.samples if start <= at <= end), default=0.0)
 
 
 @dataclass(slots=True)
 class Stream:
-    """A client that streams one completion after another and notes when events come."""
+    """A client that streams one completion after another and records the times of events."""
 
     address: tuple[str, int]
     model: str
@@ -116,7 +116,7 @@ class Stream:
         connection.close()
 
     def between(self, start: float, end: float) -> dict[str, float]:
-        """The gaps of a stretch of time, in milliseconds."""
+        """Summarize the gaps between two times, in milliseconds."""
         gaps = sorted(gap * 1e3 for at, gap in self.gaps if start <= at <= end)
         if not gaps:
             return {"count": 0}
@@ -129,7 +129,7 @@ class Stream:
 
 
 def post_all(address: tuple[str, int], path: str, body: bytes, count: int) -> Counter[str]:
-    """The statuses of ``count`` posts at once."""
+    """Send ``count`` requests at once, and count the statuses of the answers."""
     statuses: Counter[str] = Counter()
 
     def post() -> None:
@@ -158,7 +158,7 @@ def together(calls: list[Callable[[], None]]) -> None:
 
 @contextmanager
 def agent(model: str, context: int) -> Iterator[tuple[int, tuple[str, int], str]]:
-    """A new agent with ``model`` deployed: its process id, address, and the model's id."""
+    """Run a new agent with ``model`` deployed; yield its process id, address and model id."""
     with tempfile.TemporaryDirectory() as directory:
         state = ["--state", directory]
         command = [*POTLUCK, "up", "--http", "127.0.0.1:0", *state]

@@ -37,7 +37,7 @@ SCHEMA = "potluck.benchmark.gpu/1"
 FORMATS = ("bf16", "q8_0", "q4_k")
 _PROBE_SECONDS = 120.0
 _BUSY_SHARE = 0.25
-"""Of the cores, by the load average before: figures of a machine that does more are marked."""
+"""The load average, as a share of the cores, above which figures are marked."""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     names = [name for name in SHAPES if name != THIN]
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def probe_units(arguments: argparse.Namespace) -> ProbeReport:
-    """Every unit tried and measured now: nothing is taken from a cache, and nothing kept."""
+    """Test and measure every unit now, without reading or writing a cache."""
     options = ProbeOptions(
         backends=[
             spec for spec in BACKENDS if arguments.backend is None or spec.name in arguments.backend
@@ -95,14 +95,14 @@ def probe_units(arguments: argparse.Namespace) -> ProbeReport:
         num_threads=arguments.threads,
         measuring=Measuring.ALWAYS,
         deadline_seconds=_PROBE_SECONDS,
-        # Who names a backend means it, also where only software has it.
+        # Naming a backend includes software implementations of it.
         allow_software=arguments.allow_software or arguments.backend is not None,
     )
     return probe_node(THIS_MACHINE, options, ProbeCache(None), detectors=DETECTORS)
 
 
 def unit_document(report: ProbeReport, trial: Trial) -> dict[str, object]:
-    """A trial with the name of its device: those that failed say why they have no rows."""
+    """Return a trial with the name of its device, and the reason if the trial failed."""
     (device,) = (each for each in report.devices if each.device_id == trial.device_id)
     return {
         "device": device.name or device.reported_name or device.chip,
@@ -113,7 +113,7 @@ def unit_document(report: ProbeReport, trial: Trial) -> dict[str, object]:
 
 
 def measured_rows(report: ProbeReport, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The host's time and every shape in every format, unit after unit."""
+    """Measure the host's time, then every shape in every format, for each unit that works."""
     for trial in report.trials:
         if not trial.works:
             continue
@@ -126,7 +126,7 @@ def measured_rows(report: ProbeReport, arguments: argparse.Namespace) -> Iterato
 
 
 def measured(trial: Trial, shape: str, fmt: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: what a child measured, or why it did not."""
+    """Return a row: the measurements of a child, or why it failed."""
     is_thin = shape == THIN
     case = Case(
         unit=unit_address(trial),
@@ -157,9 +157,10 @@ def measured(trial: Trial, shape: str, fmt: str, arguments: argparse.Namespace) 
 
 
 def shares(row: dict[str, Any], host: dict[str, Any], trial: Trial) -> dict[str, Any]:
-    """Which part of the unit's bandwidth decoding reaches, and which part of a step is the host's.
+    """Return the fraction of the unit's bandwidth that decoding reaches, and the fraction of a step
+    that is the host's.
 
-    None where one of the two was not measured.
+    A fraction is None if one of its two figures was not measured.
     """
     if "failed" in row:
         return {}
@@ -173,7 +174,7 @@ def shares(row: dict[str, Any], host: dict[str, Any], trial: Trial) -> dict[str,
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """Return a row as a line of text."""
     what = f"{row['unit']:32} {row['shape']:5} {row['format']:5}"
     if "failed" in row:
         return f"{what} failed: {row['failed']}"

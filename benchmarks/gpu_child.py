@@ -37,7 +37,7 @@ from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import UnitAddress
 
 THIN = "thin"
-"""The name of the shape that has next to no arithmetic: its time is that of the host."""
+"""The shape with almost no arithmetic, whose time is that of the host."""
 
 SHAPES = {
     **{name: each for name, each in model_shapes.SHAPES.items() if each.experts is None},
@@ -62,14 +62,14 @@ SHAPES = {
 }
 THIN_FEWER_LAYERS = 2
 DEMO_VOCABULARY = 4096
-"""Of shapes that name none, as in the files that ``shapes.py`` makes."""
+"""The vocabulary of shapes without their own, as in the files that ``shapes.py`` writes."""
 
 _PIECE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What to measure: ``num_repeats`` counted rounds of a prompt and tokens after it."""
+    """One measurement: ``num_repeats`` counted rounds of a prompt and tokens after it."""
 
     unit: UnitAddress
     shape: str
@@ -83,7 +83,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """An engine with weights, and the seconds that it took to get there."""
+    """An engine with weights, and the seconds that opening, loading and compiling took."""
 
     engine: LoadableEngine
     open_seconds: float
@@ -92,7 +92,7 @@ class Ready:
 
 
 def make_program(case: Case, num_layers: int | None = None) -> Program:
-    """The whole model of a shape, for a context that the case needs; or with fewer layers."""
+    """Return the whole model of a shape, or ``num_layers`` of it, with the context of the case."""
     shape = SHAPES[case.shape]
     layers = num_layers or shape.num_layers
     context_tokens = case.num_prompt_tokens + case.num_decode_tokens + 1
@@ -116,15 +116,15 @@ def make_program(case: Case, num_layers: int | None = None) -> Program:
 
 
 def weight_infos(program: Program, fmt: TensorFormat) -> Iterator[TensorInfo]:
-    """Matrices in ``fmt``, norms in F32."""
+    """Yield the weights: matrices in ``fmt``, norms in F32."""
     for spec in program.weights:
         stored = TensorFormat.F32 if len(spec.shape) == 1 else fmt
         yield TensorInfo(name=spec.name, shape=spec.shape, format=stored)
 
 
 def bytes_per_token(program: Program, fmt: TensorFormat) -> int:
-    """Of the weights as stored, what decoding one token reads: all, and of an embedding that is
-    not the head too only a row, which is left out.
+    """Return the size of the stored weights that decoding one token reads. An embedding that is not
+    also the head is left out, because only one row of it is read.
     """
     used = {getattr(op, "weight", None) for op in program.ops if not isinstance(op, Embed)}
     return sum(info.num_bytes for info in weight_infos(program, fmt) if info.name in used)
@@ -154,7 +154,7 @@ def make_ready(case: Case, program: Program) -> Ready:
 
 
 def _load(engine: LoadableEngine, program: Program, fmt: TensorFormat) -> None:
-    """Random rows, the same ones again and again: what they are does not matter."""
+    """Load random rows, repeatedly the same ones, because their values do not matter."""
     rng = np.random.default_rng(SEED)
     sink = engine.sink()
     for info in weight_infos(program, fmt):
@@ -181,7 +181,7 @@ class Runner:
         self._num_sequences = 0
 
     def round(self) -> tuple[float, list[float]]:
-        """Seconds of a prompt up to its first token, and of each step of one token after it."""
+        """Return the seconds of a prompt up to its first token, and of each following step."""
         case = self._case
         sequence_id = SequenceId(self._num_sequences)
         self._num_sequences += 1
@@ -221,7 +221,7 @@ class Runner:
         opened: tuple[SequenceOpening, ...] = (),
         closed: tuple[SequenceId, ...] = (),
     ) -> int:
-        """The token that was sampled, or 0."""
+        """Run a step, and return the sampled token, or 0 if none was sampled."""
         num_blocks = -(-(start + len(tokens)) // KV_BLOCK_TOKENS)
         part = SequenceSlice(
             sequence_id=sequence_id,
@@ -237,7 +237,7 @@ class Runner:
 
 
 def measure(case: Case) -> dict[str, object]:
-    """Seconds to get ready, and of counted rounds after one that is not."""
+    """Measure the seconds to get ready and those of the counted rounds, after a warm-up round."""
     program = make_program(case)
     ready = make_ready(case, program)
     try:
@@ -265,7 +265,7 @@ def measure(case: Case) -> dict[str, object]:
 
 
 def measure_host(case: Case) -> dict[str, object]:
-    """By difference: steps of the thin shape with all its layers, and with a few of them."""
+    """Measure by difference: steps of the thin shape with all of its layers and with a few."""
     counts = (THIN_FEWER_LAYERS, SHAPES[THIN].num_layers)
     samples: dict[int, list[float]] = {}
     for num_layers in counts:

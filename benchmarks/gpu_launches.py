@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def cases(tokens: list[int]) -> Iterator[dict[str, Any]]:
-    """Everything to measure, as arguments of ``measured``."""
+    """Yield all measurements as arguments of ``measured``."""
     for num_tokens in tokens:
         for format in FORMATS:
             for num_rows, num_columns in SHAPES:
@@ -84,7 +84,7 @@ def measured(
     num_parts: int,
     tokens_per_thread: int,
 ) -> dict[str, Any]:
-    """The median of a kernel's seconds, as the device's driver measures them."""
+    """Measure a kernel with the device's own timer. Return the median seconds."""
     from potluck.engines.tinygrad import compiled
     from potluck.engines.tinygrad.adapter import Device, Tensor, TinyJit
     from potluck.engines.tinygrad.formats import f16_to_float

@@ -1,4 +1,4 @@
-"""What grammars cost: masks and tokens on the last stage, compiling, and the vocabulary.
+"""Measure the costs of grammars: masks and tokens on the last stage, compiling, and vocabularies.
 
     python benchmarks/grammars.py OUT.json [--tekken FILE.json] [--model MODEL]
 
@@ -84,7 +84,7 @@ GRAMMARS = {
 
 
 def held_bytes() -> int:
-    """Anonymous memory of this process, after what is free was given back."""
+    """Return this process's anonymous memory in bytes, after freed memory was returned."""
     gc.collect()
     return_free_memory()
     status = Path("/proc/self/status").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def held_bytes() -> int:
 
 
 def tekken_tokens(path: Path) -> TokenList:
-    """A vocabulary as Mistral's files have it: control tokens first, then bytes in base64."""
+    """Read a vocabulary in Mistral's format: control tokens first, then the others in base64."""
     document = json.loads(path.read_text(encoding="utf-8"))
     size = document["config"]["default_vocab_size"]
     num_control = document["config"]["default_num_special_tokens"]
@@ -106,13 +106,13 @@ def tekken_tokens(path: Path) -> TokenList:
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
-    """Microseconds."""
+    """Return quantiles in microseconds."""
     at = [1e6 * float(np.quantile(seconds, quantile)) for quantile in (0.5, 0.9, 0.99, 1.0)]
     return dict(zip(("median", "p90", "p99", "max"), (round(each, 1) for each in at), strict=True))
 
 
 def follow(vocabulary: Vocabulary, grammar: str) -> dict[str, object]:
-    """Texts drawn evenly from what a grammar allows, one after another."""
+    """Follow texts drawn uniformly from those that a grammar allows, one after another."""
     matchers = Matchers(vocabulary)
     draws = random.Random(7)
     masks: list[float] = []
@@ -147,7 +147,7 @@ def follow(vocabulary: Vocabulary, grammar: str) -> dict[str, object]:
 
 
 def many_schemas(vocabulary: Vocabulary) -> dict[str, object]:
-    """A thousand clients, each with a schema of its own."""
+    """Compile a schema for each of a thousand clients, and measure the time and memory."""
     before = held_bytes()
     matchers = Matchers(vocabulary)
     started = time.perf_counter()
@@ -166,7 +166,7 @@ def many_schemas(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def check_seconds() -> dict[str, float]:
-    """The child of a gateway: the first grammar starts it."""
+    """Time the gateway's checks of grammars in milliseconds; the first also starts the child."""
     checker = GrammarChecker()
     try:
         seconds = {}

@@ -1,4 +1,4 @@
-"""A worker whose stage also asks for the embedding and the head, wherever it stands.
+"""A worker whose stage also requests the embedding and the head, whatever its position.
 
 That is how pipelines are often loaded elsewhere. ``fourteen_boards.py --naive`` starts it in place
 of Potluck's own worker, from which it differs in nothing else.
@@ -23,7 +23,7 @@ _kept: list[LoadedStage] = []
 def load_with_both_ends(
     description: ModelDescription, tensors: FileTensorSource, plan: StagePlan, **options: Any
 ) -> LoadedStage:
-    """As ``load_stage``, after the embedding and the head of the whole model."""
+    """Load as ``load_stage`` does, after the embedding and the head of the whole model."""
     last = description.config.num_layers
     ends = [
         Shard(start_layer=0, end_layer=0, num_layers=last, has_embedding=True, has_head=False),

@@ -1,4 +1,4 @@
-"""What engines of a group spend on exchanges: ``benchmarks/METHODOLOGY.md``, "Group engines".
+"""Measure what a group's engines spend on exchanges: METHODOLOGY, "Group engines".
 
     python benchmarks/group_engines.py [--layers 4] [--types Q8_0 BF16] [--output FILE]
 
@@ -43,7 +43,7 @@ OWN_TOKENS = (1, 8, 512)
 CONTEXT = 512
 ROUNDS = 5
 LEAST_SECONDS = 0.3
-"""Of the steps of a round."""
+"""The steps of a round take at least this long."""
 TYPES = {
     "Q8_0": Quantization.Q8_0,
     "BF16": Quantization.NONE,
@@ -54,7 +54,7 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """From each member to each other one; a rate of 0: messages are there at once."""
+    """A link from each member to each other one; with a rate of 0, messages arrive immediately."""
 
     name: str
     bytes_per_second: float = 0.0
@@ -73,7 +73,7 @@ LINKS = (
 
 
 class Exchanges:
-    """The exchange of one of two members; counts what a link would take with nothing else to do."""
+    """The exchange of one of two members; adds up the time that an idle link would take."""
 
     def __init__(self) -> None:
         self.link = LINKS[0]
@@ -109,7 +109,7 @@ class Exchanges:
 
 
 class Nothing:
-    """Another member that sends what is there already."""
+    """Another member whose messages are always there already."""
 
     def __init__(self) -> None:
         self.num_exchanges = 0
@@ -120,7 +120,7 @@ class Nothing:
 
 
 class Pair:
-    """Two engines that are a group, each in a thread of its own."""
+    """Two engines that form a group, each in a separate thread."""
 
     def __init__(self, engines: Sequence[NativeEngine]) -> None:
         self.engines = tuple(engines)

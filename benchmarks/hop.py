@@ -1,4 +1,4 @@
-"""How long a frame takes from one stage's worker to the next: ``benchmarks/METHODOLOGY.md``, "Hop".
+"""Measure the time of a frame from one stage's worker to the next: METHODOLOGY, "Hop".
 
     python benchmarks/hop.py [--rounds 3000] [--output benchmarks/results/hop.json]
 
@@ -37,7 +37,7 @@ from potluck.types.step import StepId
 
 PAYLOAD_BYTES = (4096, 16_384, 65_536)
 HEADER_BYTES = 64
-"""Of a decoding step of one sequence: its slice and a few cache blocks."""
+"""The header of a decoding step of one sequence: its slice and a few cache blocks."""
 WARM_UP_ROUNDS = 500
 
 NEAR, FAR = NodeId("0" * 16), NodeId("f" * 16)
@@ -83,13 +83,13 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def _measure(
     outgoing: OutgoingEdge, incoming: IncomingEdge, payload_bytes: int, rounds: int
 ) -> list[float]:
-    """Half of each round trip, in microseconds."""
+    """Return half of each round trip, in microseconds."""
     header, payload = os.urandom(HEADER_BYTES), os.urandom(payload_bytes)
     samples = []
     for number in range(WARM_UP_ROUNDS + rounds):
@@ -116,7 +116,7 @@ def _summarize(samples: list[float], payload_bytes: int, with_tls: bool) -> dict
 
 @contextlib.contextmanager
 def _edges(*, with_tls: bool) -> Iterator[Ends]:
-    """The near ends of an edge to a process that sends back what it gets, and of one back."""
+    """Open an edge to a process that echoes frames, and one back; yield the near ends of both."""
     with contextlib.ExitStack() as stack:
         directory: Path | None = None
         if with_tls:
@@ -161,7 +161,7 @@ def _echo(port: int, directory: Path | None) -> None:
 
 
 def _listen(node_id: NodeId, directory: Path | None) -> EdgeListener | socket.socket:
-    """What an edge's receiver listens with; without credentials a plain socket."""
+    """Listen as the receiver of an edge does; on a plain socket if there are no credentials."""
     if directory is None:
         return socket.create_server(("127.0.0.1", 0))
     return EdgeListener.at("127.0.0.1", read_pem_files(directory / node_id, node_id))

@@ -1,4 +1,4 @@
-"""How fast the linear kernels are on one thread: decode, batches, prefill, per format and ISA.
+"""Measure the linear kernels on one thread: decode, batches, prefill, per format and ISA.
 
     python benchmarks/kernels.py OUT.json [--isa avx512 …] [--format q4_k …] [--weights-mb 256]
 
@@ -39,7 +39,7 @@ PREFILL_ROWS = 512
 
 
 def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
-    """Wall-clock seconds of each pass."""
+    """Return the wall-clock seconds of each pass."""
     run()
     seconds = []
     for _ in range(repeats):
@@ -52,7 +52,8 @@ def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
 def make_run(
     isa: str, format: TensorFormat, num_rows: int, num_tokens: int, *, is_fast: bool
 ) -> tuple[Callable[[], None], int]:
-    """A call of the exact or the fast kernel over random weights, and the weights' bytes.
+    """Return a call of the exact or fast kernel over random weights, and the weights' size in
+    bytes.
 
     Two bits of every byte are fixed, so that no float and no scale among them, wherever it lies,
     is infinite or subnormal; what the weights are worth does not matter otherwise.
@@ -91,7 +92,7 @@ def measure(
     *,
     is_fast: bool,
 ) -> dict[str, object]:
-    """One row of the results."""
+    """Measure one row of the results."""
     num_rows = weights_bytes // format.row_bytes(COLUMNS) // 16 * 16
     decode, num_bytes = make_run(isa, format, num_rows, 1, is_fast=is_fast)
     decode_seconds = seconds_of_passes(decode, repeats)
@@ -129,7 +130,7 @@ def measure(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     labels = [format.label for format in COMPUTED_FORMATS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")

@@ -1,4 +1,4 @@
-"""Agents of one cluster on this machine, to be killed and started again while they serve.
+"""Agents of one cluster on this machine, which are killed and restarted while they serve.
 
 A :class:`LiveCluster` ends all that it started. Every process that descends from it carries a
 mark in its environment, so that what is left over at the end can be found.
@@ -67,12 +67,12 @@ class LiveAgent:
 
     @property
     def port(self) -> int:
-        """Where it serves HTTP."""
+        """The port of its HTTP API."""
         return int(self._output.read_text("utf-8").split()[0].rpartition(":")[2])
 
     @property
     def address(self) -> str:
-        """Where other nodes join it; empty until it is up."""
+        """The address at which other nodes join it; empty until it is up."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             found = _ADDRESS.search(file.read().decode("utf-8", "replace"))
@@ -93,7 +93,7 @@ class LiveAgent:
         self.started_at = time.monotonic()
 
     def ask(self, method: str, **params: object) -> Document:
-        """What the control socket answers. Raises ``PotluckError``."""
+        """Call the agent, and return the result. Raise ``PotluckError`` if that fails."""
         *_, document = ask(self.state / "control.sock", method, params)
         result: Document = document["result"]
         return result
@@ -108,7 +108,7 @@ class LiveAgent:
         return []
 
     def kill(self) -> float:
-        """``kill -9``; the time of it, of ``time.monotonic``."""
+        """Send ``kill -9``; return the time of it, as ``time.monotonic`` gives it."""
         assert self.process is not None
         killed_at = time.monotonic()
         self.process.kill()
@@ -118,14 +118,14 @@ class LiveAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What remains where nothing should: processes by their command, files by their path."""
+    """Processes (by command) and files (by path) that remain although nothing should."""
 
     processes: tuple[str, ...]
     files: tuple[str, ...]
 
 
 class LiveCluster:
-    """Agents, with one thread each as a rule, numbered from 0; use it as a context manager."""
+    """Agents, by default with one thread each, numbered from 0; use it as a context manager."""
 
     def __init__(
         self, directory: Path, *, python: str = sys.executable, memory_limit: str | None = None
@@ -210,7 +210,7 @@ class LiveCluster:
         return agent
 
     def live(self) -> list[LiveAgent]:
-        """Agents whose process runs."""
+        """Return the agents whose process runs."""
         return [agent for agent in self.agents.values() if agent.is_live]
 
     def await_members(self) -> None:
@@ -233,7 +233,7 @@ class LiveCluster:
         return deployed
 
     def deployment(self, agent: LiveAgent, name: str) -> Document | None:
-        """The deployment as ``agent`` knows it; None where it knows none or does not answer."""
+        """Return the deployment as ``agent`` knows it; None if it knows none or does not answer."""
         with contextlib.suppress(PotluckError, OSError):
             for deployment in agent.ask("state")["deployments"]:
                 if deployment["model_id"] == name:
@@ -242,7 +242,7 @@ class LiveCluster:
         return None
 
     def await_ready(self, agent: LiveAgent, name: str) -> Document:
-        """The deployment, once ``agent`` knows it as ready."""
+        """Return the deployment once ``agent`` reports it as ready."""
         found: Document = {}
 
         def is_ready() -> bool:
@@ -254,12 +254,12 @@ class LiveCluster:
         return found
 
     def by_node(self, node_id: str) -> LiveAgent:
-        """The agent of a node."""
+        """Return the agent of a node."""
         (found,) = [agent for agent in self.agents.values() if agent.node_id == node_id]
         return found
 
     def _processes(self) -> list[psutil.Process]:
-        """Every process that descends from this cluster."""
+        """Return every process that descends from this cluster."""
         return [process for process in psutil.process_iter() if self._is_mine(process)]
 
     def _is_mine(self, process: psutil.Process) -> bool:
@@ -270,7 +270,7 @@ class LiveCluster:
         return False
 
     def _left_files(self) -> Iterator[Path]:
-        """Sockets and notes of workers that ended agents should have removed."""
+        """Yield sockets and notes of workers that ended agents should have removed."""
         for agent in self.agents.values():
             yield from (agent.state / "workers").glob("*")
             yield from agent.state.glob("*.sock")
@@ -295,7 +295,7 @@ def num_descriptors(pid: int) -> int:
 
 
 def resident_bytes(pid: int) -> int:
-    """``RssAnon`` of a process, which no other shares; 0 if it has ended."""
+    """Return ``RssAnon`` of a process, which is not shared, in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("RssAnon:"):

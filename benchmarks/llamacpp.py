@@ -21,14 +21,14 @@ _BATCH_TOKENS = 2048
 _MICROBATCH_TOKENS = 512
 """llama.cpp's defaults, named so that a build with others does the same: a prompt of 512 is one."""
 _SPARE_TOKENS = 64
-"""Of a sequence's context, which is rounded down to share it."""
+"""Additional context per sequence, because llama.cpp rounds each sequence's share down."""
 _FEATURE = re.compile(r"(\w+) = 1\b")
 _CHILD = Path(__file__).with_name("xllamacpp_child.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What is known of a build. ``features`` is None where nothing beside it tells them."""
+    """The known facts about a build. ``features`` is None if no other program reports them."""
 
     name: str
     commit: str
@@ -37,7 +37,7 @@ class Build:
 
     @property
     def has_amx(self) -> bool:
-        """Whether its integer products use the matrix unit."""
+        """Whether integer products use the matrix unit."""
         return self.features is not None and "AMX_INT8" in self.features
 
 
@@ -45,7 +45,7 @@ class Peer(Protocol):
     """A way to run llama.cpp."""
 
     def describe(self, model: Path) -> Build:
-        """Raises ``RunFailedError`` when it does not even start."""
+        """Describe the build. Raise ``RunFailedError`` if it cannot even start."""
         ...
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
@@ -66,7 +66,7 @@ class LlamaBench:
     repacks: bool = True
 
     def describe(self, model: Path) -> Build:
-        """The commit from ``--version``, the features from ``llama-completion``'s log."""
+        """Describe the build by ``--version`` and the log of ``llama-completion``."""
         version = output_of(
             [str(self.executable), "--version"], self.timeout_seconds, with_errors=True
         )
@@ -80,7 +80,9 @@ class LlamaBench:
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
-        """One sequence by ``llama-bench``, several by ``llama-batched-bench``: neither samples."""
+        """Run ``llama-bench``, or for several sequences ``llama-batched-bench``; they do not
+        sample.
+        """
         if setting.is_sampled:
             outcome = Outcome(rates=Rates(failures=("llama-bench does not sample",)))
             return Run(command=(self.executable.name,), outcome=outcome)
@@ -119,7 +121,7 @@ class LlamaBench:
 
     @property
     def _without_repacking(self) -> tuple[str, ...]:
-        """The option of all programs but ``llama-bench``."""
+        """The option that turns repacking off in all programs except ``llama-bench``."""
         return () if self.repacks else ("--no-repack",)
 
     def _features(self, model: Path) -> tuple[str, ...] | None:
@@ -133,12 +135,12 @@ class LlamaBench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xllamacpp:
-    """The package ``xllamacpp``, whose server is asked in a process of its own."""
+    """The package ``xllamacpp``, whose server runs in a separate process."""
 
     timeout_seconds: float
 
     def describe(self, model: Path) -> Build:
-        """What the package says of itself; it does not need ``model``."""
+        """Describe the build as the package reports it; ``model`` is not needed."""
         output = json.loads(output_of([sys.executable, str(_CHILD)], self.timeout_seconds))
         return Build(
             name=f"xllamacpp {output['version']}",
@@ -148,7 +150,7 @@ class Xllamacpp:
         )
 
     def run(self, model: Path, setting: Setting, *, flash_attention: bool, num_repeats: int) -> Run:
-        """Through the server that the package is."""
+        """Run through the server of the package."""
         case = {
             "model": str(model),
             "num_threads": setting.num_threads,
@@ -166,7 +168,7 @@ class Xllamacpp:
 
 
 def parse_llama_bench(printed: str) -> Outcome:
-    """Of ``llama-bench -o json``: a test has a prompt or a generation, and its samples."""
+    """Parse ``llama-bench -o json``: a test has a prompt or a generation, and its samples."""
     rates = Rates()
     for test in json.loads(printed):
         samples = tuple(float(each) for each in test["samples_ts"])
@@ -178,7 +180,7 @@ def parse_llama_bench(printed: str) -> Outcome:
 
 
 def parse_batched_bench(printed: str) -> Outcome:
-    """Of ``llama-batched-bench --output-format jsonl``: speeds of all sequences together."""
+    """Parse ``llama-batched-bench --output-format jsonl``: speeds of all sequences together."""
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return Outcome(
         rates=Rates(
@@ -189,13 +191,13 @@ def parse_batched_bench(printed: str) -> Outcome:
 
 
 def parse_child(printed: str) -> Outcome:
-    """Of ``xllamacpp_child.py``; llama.cpp may print before it."""
+    """Parse the output of ``xllamacpp_child.py``, which llama.cpp's own output may precede."""
     output: dict[str, Any] = json.loads(printed.strip().rpartition("\n")[2])
     return Outcome(rates=Rates(prefill=tuple(output["prefill"]), decode=tuple(output["decode"])))
 
 
 def parse_features(printed: str) -> tuple[str, ...] | None:
-    """What ``llama_print_system_info`` lists as there: ``AVX2 = 1 | AMX_INT8 = 1 | …``."""
+    """Parse the features of ``llama_print_system_info``: ``AVX2 = 1 | AMX_INT8 = 1 | …``."""
     line = next((each for each in printed.splitlines() if "SSE3 = " in each), None)
     if line is None:
         line = next((each for each in printed.splitlines() if "NEON = " in each), None)

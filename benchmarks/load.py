@@ -1,4 +1,4 @@
-"""How fast weights are loaded, and how much memory that takes: ``METHODOLOGY.md``, "Load".
+"""Measure the speed and the memory of loading weights: ``METHODOLOGY.md``, "Load".
 
     python benchmarks/load.py OUT.json [--directory build/benchmarks] [--tinygrad PYTHON]
 
@@ -49,11 +49,11 @@ class Load:
 
 
 class ChildFailedError(Exception):
-    """A loader that cannot run here, or not with this file."""
+    """A loader cannot run here, or not with this file."""
 
 
 def model_file(directory: Path, name: str) -> Path:
-    """The file of this name, made if it is not there."""
+    """Return the path of the file of this name; create the file if it is missing."""
     is_directory = name in _FLOATS
     path = directory / name / "model.safetensors" if is_directory else directory / f"{name}.gguf"
     done = path.with_suffix(".done")
@@ -80,7 +80,7 @@ def prepare(path: Path, cache: str) -> None:
 
 
 def plain_read(path: Path) -> dict[str, float]:
-    """As ``dd`` would, block by block into one buffer, giving pages back as the loader does."""
+    """Read as ``dd`` does, into one buffer, and release pages as the loader does."""
     view = memoryview(bytearray(b"\1" * BUFFER_BYTES))  # its pages are there
     offset = 0
     cpu, started = _cpu_seconds(), time.perf_counter()
@@ -139,7 +139,7 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
 
 
 def memory_bytes(pid: int) -> int:
-    """RssAnon + RssShmem; 0 of a process that has ended."""
+    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -149,7 +149,7 @@ def memory_bytes(pid: int) -> int:
 def measure(
     loader: str, name: str, path: Path, cache: str, repeats: int, python: str, *arguments: str
 ) -> dict[str, object]:
-    """A row: the plain read, the same into memory that is kept, and the load, in turns."""
+    """Return a row: alternate a plain read, a read into memory that is kept, and the load."""
     row: dict[str, object] = {
         "loader": loader,
         "file": name,
@@ -183,7 +183,7 @@ def measure(
 
 
 def line(row: dict[str, object]) -> str:
-    """A row for people."""
+    """Return a row as a line of text."""
     what = f"{row['loader']:17} {row['file']:7} {row['quantization'] or '':5} {row['cache']:4}"
     if "failed" in row:
         return f"{what} failed: {row['failed']}"
@@ -214,7 +214,7 @@ def _last_line(text: str) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--directory", type=Path, default=Path("build/benchmarks"))

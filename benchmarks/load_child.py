@@ -20,11 +20,11 @@ from typing import Any
 _BLOCK_BYTES = 5 * 2**20
 
 Loaded = Callable[[], object]
-"""Loads, and returns what must be kept."""
+"""Loads the model, and returns objects that must be kept alive."""
 
 
 def potluck(path: Path, quantization: str) -> Loaded:
-    """The whole model in the native engine, on all cores."""
+    """Return a function that loads the whole model into the native engine, on all cores."""
     from potluck.catalog import describe_model, open_weights, read_profile
     from potluck.engines.backends import native_unit
     from potluck.engines.loading import StageSize, plan_stage
@@ -50,7 +50,7 @@ def potluck(path: Path, quantization: str) -> Loaded:
 
 
 def keep(path: Path) -> Loaded:
-    """The plain read, into fresh memory that is kept: what a load cannot do without."""
+    """Return a function that reads the file into fresh memory, which no load can do without."""
     import mmap
 
     def load() -> mmap.mmap:
@@ -69,14 +69,14 @@ def keep(path: Path) -> Loaded:
 
 
 def safetensors_numpy(path: Path) -> Loaded:
-    """All arrays, as they are stored."""
+    """Return a function that loads all arrays as they are stored."""
     from safetensors.numpy import load_file
 
     return lambda: load_file(path)
 
 
 def transformers(path: Path) -> Loaded:
-    """The model, in the format of the file."""
+    """Return a function that loads the model in the format of the file."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -85,7 +85,7 @@ def transformers(path: Path) -> Loaded:
 
 
 def tinygrad(path: Path) -> Loaded:
-    """A module with an empty tensor of every name, filled, on the CPU; it needs ``clang``."""
+    """Return a function that fills an empty tensor of every name on the CPU, using ``clang``."""
     os.environ["DEV"] = "CPU"
     from tinygrad import Tensor
     from tinygrad.nn.state import load_state_dict, safe_load

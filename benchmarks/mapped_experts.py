@@ -1,4 +1,4 @@
-"""How fast a model with experts is in less memory than it has weights, with ``--mmap``.
+"""Measure a mixture-of-experts model in less memory than its weights need, with ``--mmap``.
 
     python benchmarks/mapped_experts.py MODEL.gguf --folder FOLDER [--tokens 32] > JSON
 

@@ -1,4 +1,4 @@
-"""Run a command, and print what it took as JSON: the last line of the output.
+"""Run a command, and print its time and memory as JSON in the last line of the output.
 
     python benchmarks/measured_command.py COMMAND [ARGUMENT...]
 

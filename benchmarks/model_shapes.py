@@ -1,4 +1,4 @@
-"""The sizes of models that people run, and the tensors that follow from them.
+"""The sizes of published models, and the resulting tensors.
 
 Names and shapes of tensors are those of Hugging Face's checkpoints and of GGUF files
 (``convert_hf_to_gguf.py`` of llama.cpp).
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_CONTEXT_TOKENS = 8192
-"""That models of random weights say they were made for."""
+"""The maximum context in the metadata of models with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Of a mixture of experts, in every layer after the first ``num_dense_layers``.
+    """The sizes of a mixture of experts, in every layer after the first ``num_dense_layers``.
 
     ``shared_size`` is the width of one for all tokens, which has a gate of its own. ``has_shared``:
     every token has one more, without a gate, and the router has corrections of its scores.
@@ -44,7 +44,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """Of gated delta nets, in all layers but every fourth one."""
+    """The sizes of gated delta nets, in all layers but every fourth one."""
 
     num_heads: int = 32
     num_key_heads: int = 16
@@ -54,7 +54,7 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the sizes of a model follow from.
+    """The sizes that determine those of all tensors of a model.
 
     ``vocab_size`` is None for that of demo, whose tokenizer all have. ``family`` is the model type
     of Hugging Face: ``llama``, ``qwen3``, ``gemma3_text``, ``lfm2`` or, with experts,
@@ -83,7 +83,7 @@ class Shape:
     gated_delta: GatedDelta | None = None
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a gated delta net in the place of attention."""
+        """Return whether a layer has a gated delta net in the place of attention."""
         return self.gated_delta is not None and (layer + 1) % 4 != 0
 
     @property
@@ -93,7 +93,7 @@ class Shape:
 
     @property
     def is_only_gguf(self) -> bool:
-        """Whether a model of this shape is made as a GGUF file only."""
+        """Whether a model of this shape exists as a GGUF file only."""
         return self.family in (
             "gemma3_text",
             "gpt_oss",
@@ -293,7 +293,7 @@ class Tensor:
 
 
 def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
-    """The tensors of a checkpoint; every expert has its own."""
+    """Yield the tensors of a checkpoint, which has separate tensors for each expert."""
     yield Tensor(name="model.embed_tokens.weight", dimensions=(vocab_size, shape.hidden_size))
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
@@ -313,7 +313,7 @@ def hugging_face_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
 
 
 def gguf_tensors(shape: Shape, vocab_size: int) -> Iterator[Tensor]:
-    """The tensors of a GGUF file; those of all experts of a layer are one, experts first."""
+    """Yield the tensors of a GGUF file, which combines all experts of a layer, experts first."""
     hidden = shape.hidden_size
     yield Tensor(name="token_embd.weight", dimensions=(vocab_size, hidden))
     for layer in range(shape.num_layers):
@@ -362,7 +362,7 @@ def _gguf_gated(
 
 
 def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Tensor]:
-    """Of one layer of a GGUF file, with the norms before and after it."""
+    """Yield the tensors of one layer of a GGUF file, with the norms before and after it."""
     hidden, heads = shape.hidden_size, shape.num_heads
     for name, dimensions in (
         ("attn_norm", (hidden,)),
@@ -380,7 +380,7 @@ def _latent_attention(shape: Shape, latent: Latent, prefix: str) -> Iterator[Ten
 
 
 def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Tensor]:
-    """Of one layer, with the norms before and after it."""
+    """Yield the tensors of one layer, with the norms before and after it."""
     hidden, values = shape.hidden_size, net.num_heads * net.head_dim
     channels = values + 2 * net.num_key_heads * net.head_dim
     for name, dimensions in (
@@ -400,7 +400,7 @@ def _gated_delta_net(shape: Shape, net: GatedDelta, prefix: str) -> Iterator[Ten
 
 
 def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
-    """Of one layer of LFM2, with the norms before and after it."""
+    """Yield the tensors of one layer of LFM2, with the norms before and after it."""
     hidden = shape.hidden_size
     for name, dimensions in (
         ("attn_norm", (hidden,)),
@@ -413,7 +413,7 @@ def _short_conv(shape: Shape, prefix: str) -> Iterator[Tensor]:
 
 
 def _gpt_oss_vectors(shape: Shape, prefix: str) -> Iterator[Tensor]:
-    """Biases of all matrices, and sinks."""
+    """Yield the biases of all matrices, and the sinks."""
     assert shape.experts is not None
     count, inner = shape.experts.num_experts, shape.experts.intermediate_size
     keys = shape.num_key_value_heads * shape.head_dim
@@ -454,7 +454,7 @@ _GGUF_NAMES = (
 
 
 def _attention(shape: Shape, prefix: str, names: tuple[str, ...]) -> Iterator[Tensor]:
-    """Of one layer, with the norms before and after it, under ``names`` in their order."""
+    """Yield the tensors of one layer under ``names``, with the norms before and after it."""
     hidden = shape.hidden_size
     queries = shape.num_heads * shape.head_dim
     keys = shape.num_key_value_heads * shape.head_dim
@@ -485,6 +485,6 @@ def _gated(shape: Shape, inner: int, prefix: str) -> Iterator[Tensor]:
 
 
 def stored_bytes(shape: Shape) -> int:
-    """Of a model's weights in BF16; a vocabulary of demo's size is not counted."""
+    """Return the size of a model's weights in BF16; a vocabulary of demo's size is not counted."""
     tensors = gguf_tensors(shape, shape.vocab_size or 0)
     return 2 * sum(math.prod(tensor.dimensions) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Runs one side of a comparison in a process of its own, and survives what becomes of it."""
+"""Run one side of a comparison in a separate process, whose failure does not end this one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from comparison import Limits, Rates
 
 
 class RunFailedError(Exception):
-    """A side crashed, hung or said nothing that could be read."""
+    """A side crashed, hung or printed no readable output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was read from the output of one process."""
+    """The measurements in the output of one process."""
 
     rates: Rates
     limits: Limits = field(default_factory=Limits)
@@ -24,7 +24,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one process measured. ``command`` has no directories, so that it may be published."""
+    """The measurements of one process. ``command`` has no directories, so it can be published."""
 
     command: tuple[str, ...]
     outcome: Outcome
@@ -56,7 +56,7 @@ def output_of(
     *,
     with_errors: bool = False,
 ) -> str:
-    """What a command printed, and what it printed as errors after it where that is asked for.
+    """Return a command's output, followed by its error output if ``with_errors``.
 
     Raises ``RunFailedError``.
     """
@@ -81,5 +81,5 @@ def output_of(
 
 
 def published(command: Sequence[str]) -> tuple[str, ...]:
-    """A command without the directories of this machine."""
+    """Return a command without the directories of this machine."""
     return tuple(Path(each).name if each.startswith("/") else each for each in command)

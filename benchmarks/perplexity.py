@@ -1,4 +1,4 @@
-"""What quantizing a real model while it is loaded costs: its perplexity on a fixed text.
+"""Measure what quantizing a real model at load time costs: its perplexity on a fixed text.
 
     python benchmarks/perplexity.py MODEL.gguf OUT.json [--quant none q8_0 …] [--chunks 8]
     python benchmarks/perplexity.py MODEL.gguf OUT.json --files OTHER.gguf …
@@ -42,9 +42,9 @@ from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step,
 
 SCHEMA = "potluck.benchmark.perplexity/1"
 CHUNK = 512
-"""Tokens; the default context of llama-perplexity."""
+"""The number of tokens of a chunk: the default context of llama-perplexity."""
 STEP = 128
-"""Tokens of a chunk that one step of prefill takes."""
+"""The number of tokens of a chunk in one prefill step."""
 RECORDS = Path(__file__).parents[1] / "docs/adr"
 FIRST_RECORD, LAST_RECORD = 1, 22
 
@@ -53,7 +53,7 @@ F64 = NDArray[np.float64]
 
 
 def fixed_text() -> str:
-    """The decision records, in order."""
+    """Return the text of the decision records, in order."""
     paths = sorted(RECORDS.glob("0*.md"))
     chosen = [path for path in paths if FIRST_RECORD <= int(path.name[:4]) <= LAST_RECORD]
     return "\n".join(path.read_text(encoding="utf-8") for path in chosen)
@@ -84,7 +84,7 @@ def widen(source: Path, target: Path) -> None:
 def opened(
     model: Path, quantization: Quantization, num_chunks: int, num_threads: int
 ) -> Iterator[LoadableEngine]:
-    """The whole model in one engine, with room for all chunks."""
+    """Load the whole model into one engine that has room for all chunks."""
     description = describe_model(str(model))
     shard = Shard.whole(description.config.num_layers)
     size = StageSize(
@@ -105,7 +105,9 @@ def opened(
 
 
 def log_probabilities(engine: Engine, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
-    """Of the tokens after the first half, position by position: ``[chunks, vocab]`` each time."""
+    """Yield the log probabilities of the tokens after the first half, one position at a time, as
+    ``[chunks, vocab]``.
+    """
     half = CHUNK // 2
     for chunk, tokens in enumerate(chunks):
         for start in range(0, half, STEP):
@@ -125,7 +127,7 @@ def log_probabilities(engine: Engine, chunks: Sequence[Sequence[int]]) -> Iterat
 def _slice(
     chunk: int, tokens: Sequence[int], start: int, end: int, *, sample: bool
 ) -> SequenceSlice:
-    """A part of a chunk, which has cache blocks of its own."""
+    """Return a part of a chunk; every chunk has its own cache blocks."""
     num_blocks = CHUNK // KV_BLOCK_TOKENS
     return SequenceSlice(
         sequence_id=SequenceId(chunk),
@@ -147,7 +149,7 @@ class Exact:
         np.save(self._folder / f"{position}.npy", values)
 
     def divergence(self, position: int, values: F32) -> F64:
-        """Of ``values`` from what was kept, for each row, in nats."""
+        """Return the divergence of ``values`` from the stored ones for each row, in nats."""
         exact = np.load(self._folder / f"{position}.npy")
         divergences: F64 = (np.exp(exact) * (exact - values)).sum(axis=1, dtype=np.float64)
         return divergences
@@ -156,7 +158,7 @@ class Exact:
 def measure(
     engine: Engine, chunks: Sequence[Sequence[int]], exact: Exact, *, is_exact: bool
 ) -> dict[str, object]:
-    """Perplexity of the second halves, and their divergence."""
+    """Measure the perplexity of the second halves, and their divergence."""
     started = time.perf_counter()
     losses: list[F32] = []
     divergences: list[F64] = []
@@ -177,7 +179,7 @@ def measure(
 
 
 def chunks_of(model: Path, text: str, count: int) -> list[list[int]]:
-    """The text's first ``count`` chunks; each begins with the bos token if the model has one."""
+    """Return the text's first ``count`` chunks, each after the BOS token if the model has one."""
     tokenizer = load_tokenizer(describe_model(str(model)).files)
     leading = list(tokenizer.encode(""))
     tokens = list(tokenizer.encode(text, add_bos=False))

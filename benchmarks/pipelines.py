@@ -1,4 +1,4 @@
-"""What limits several streams over two agents: ``benchmarks/METHODOLOGY.md``, "Pipelines".
+"""Find what limits several streams over two agents: ``benchmarks/METHODOLOGY.md``, "Pipelines".
 
     python benchmarks/shapes.py 1B /tmp/1b.gguf --type Q4_K
     python benchmarks/pipelines.py /tmp/1b.gguf [--output benchmarks/results/pipelines.json]
@@ -36,10 +36,11 @@ from live_cluster import WORKER_MODULE, LiveAgent, LiveCluster
 MODEL_ID = "model"
 SEED = 1
 NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this."""
+"""Prompts are drawn from the ids between the special tokens and this number."""
 FIRST_TOKEN_ID = 300
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
+"""
 _STREAM_SECONDS = 120.0
 
 
@@ -54,7 +55,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """What one stage did in a round. ``idle_seconds``: no step was there, or it took one in."""
+    """The times of one stage in a round. ``idle_seconds``: it had no step, or was receiving one."""
 
     stage: int
     num_steps: int
@@ -154,7 +155,7 @@ def _print(found: Round) -> None:
 
 
 def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """Medians by number of stages, and the ratio to the fewest stages in the same round."""
+    """Return medians by number of stages, and the ratio to the fewest stages in the same round."""
     groups: dict[tuple[int, str], list[Round]] = {}
     for each in rounds:
         groups.setdefault((each.num_stages, each.system), []).append(each)
@@ -184,7 +185,7 @@ def _summarize(rounds: Sequence[Round]) -> list[dict[str, Any]]:
 
 
 def _engine_alone(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What ``stage_times.py`` prints, on the core of the first agent."""
+    """Run ``stage_times.py`` on the core of the first agent, and return its output."""
     core = min(os.sched_getaffinity(0))
     script = str(Path(__file__).parent / "stage_times.py")
     command = ["taskset", "-c", str(core), sys.executable, script]
@@ -208,7 +209,7 @@ def _prefer(pid: int, nice: int) -> None:
 def _cluster(
     arguments: argparse.Namespace, num_agents: int, python: str
 ) -> Iterator[list[LiveAgent]]:
-    """That many agents, with the model divided among all of them; the first coordinates."""
+    """Run ``num_agents`` agents with the model divided among them; the first one coordinates."""
     cores = sorted(os.sched_getaffinity(0))
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -224,8 +225,8 @@ def _cluster(
             MODEL_ID,
             context_tokens=512,
             cache_tokens=arguments.streams * 512,
-            # Of agents with equal memory, each gets an equal part. Versions that place by nothing
-            # else know no objective.
+            # Agents with equal memory get equal parts. Versions that place only by memory have no
+            # objective.
             **({"objective": "memory"} if python == sys.executable else {}),
         )
         if len(deployed["stages"]) != num_agents:
@@ -243,7 +244,7 @@ def _processes(agents: Sequence[LiveAgent]) -> Iterator[tuple[str, int]]:
 
 
 def _scheduled(pid: int) -> tuple[float, float]:
-    """Seconds that the threads of a process ran, and that they waited for a core."""
+    """Return the seconds that a process's threads ran, and those that they waited for a core."""
     ran = waited = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError):
@@ -253,7 +254,7 @@ def _scheduled(pid: int) -> tuple[float, float]:
 
 
 def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
-    """Steps, and seconds of computing and of sending, by stage."""
+    """Return the number of steps, and the seconds of computing and of sending, by stage."""
     url = f"http://127.0.0.1:{agent.port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as response:
         lines = response.read().decode("utf-8").splitlines()
@@ -280,7 +281,7 @@ def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
 
 
 class _Stream:
-    """A streamed answer, read as it comes, with as little work as possible."""
+    """A streamed answer, read as it arrives, with as little work as possible."""
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
         self.connection = socket.create_connection(("127.0.0.1", port), _STREAM_SECONDS)
@@ -303,7 +304,7 @@ class _Stream:
         self.is_over = not received or b"data: [DONE]" in received
 
     def text(self, num_tokens: int) -> str:
-        """The whole answer. Raises ``RuntimeError`` if it is not."""
+        """Return the complete answer. Raise ``RuntimeError`` if it is incomplete."""
         text, num_given = "", None
         for line in bytes(self._received).splitlines():
             if line.startswith(b"data: {"):

@@ -1,4 +1,4 @@
-"""Predicted against measured speed, and the chosen plan against others: METHODOLOGY, "Placement".
+"""Compare predicted with measured speed, and the chosen plan with others: METHODOLOGY, "Placement".
 
     python benchmarks/placement.py [--fleet NAME]… [--output benchmarks/results/placement.json]
 
@@ -44,18 +44,18 @@ CONTEXT_TOKENS = 64
 PROMPT_TOKENS = 16
 NUM_TOKENS = 16
 SLOW_NUM_TOKENS = 8
-"""Of a plan that is far slower than the chosen one."""
+"""The number of tokens for a plan that is far slower than the chosen one."""
 
 SLOW_SECONDS = 0.25
-"""A token's, of such a plan."""
+"""The time per token from which a plan counts as slow."""
 
 NUM_ROUNDS = 2
 NUM_REQUESTS = 2
 NUM_OTHERS = 2
-"""Plans that are measured beside the chosen one."""
+"""The number of plans that are measured in addition to the chosen one."""
 
 LEAST_SPEED = 0.4
-"""Of a plan that is worth measuring, in parts of what is predicted of the chosen one."""
+"""The predicted speed, relative to the chosen plan's, from which a plan is worth measuring."""
 
 BESIDE_MODEL = "100M-BF16"
 BESIDE_ROUNDS = 7

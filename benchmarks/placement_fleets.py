@@ -14,14 +14,14 @@ from support.cluster.throttled_fleet import Distance, Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCase:
-    """A fleet, the model that it serves, and what for."""
+    """A fleet, the model that it serves, and the objective."""
 
     name: str
     machines: tuple[Machine, ...]
     distances: tuple[Distance, ...] = ()
     model: str = "1B-Q8_0"
     num_streams: int = 1
-    """One is deployed for latency, several for throughput."""
+    """One stream is deployed for latency, several for throughput."""
 
 
 def _machine(cores: float, core: int, megabytes: int = 3000) -> Machine:
@@ -29,7 +29,7 @@ def _machine(cores: float, core: int, megabytes: int = 3000) -> Machine:
 
 
 def _apart(num_machines: int, milliseconds: float, **others: float) -> tuple[Distance, ...]:
-    """All machines as far apart."""
+    """Return the same distance between all pairs of machines."""
     return tuple(
         _between(one, other, milliseconds, **others) for one, other in _pairs(num_machines)
     )

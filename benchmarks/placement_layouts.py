@@ -1,4 +1,4 @@
-"""Ways to place a model, to compare the chosen one with."""
+"""Alternative layouts of a model, for comparison with the chosen one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNIT = "cpu/native"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Stages in order: the number of an agent, and how many layers it has."""
+    """Stages in order: the number of an agent, and the number of its layers."""
 
     stages: tuple[tuple[int, int], ...]
 
@@ -23,7 +23,7 @@ class Layout:
 
     @property
     def slug(self) -> str:
-        """For a name."""
+        """The layout as part of a name."""
         return "-".join(f"{agent}x{layers}" for agent, layers in self.stages)
 
     def request(self, fleet: ThrottledFleet) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""``potluck bench`` in a process of its own, as the measuring instrument for our side."""
+"""Run ``potluck bench`` in a separate process to measure our side."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def run_potluck(model: Path, setting: Setting, *, num_repeats: int, timeout_seco
 
 
 def parse_bench(printed: str, *, is_fast: bool, is_sampled: bool = False) -> Outcome:
-    """Of ``potluck bench --json``: rates, and the medians of what the machine did at best.
+    """Parse ``potluck bench --json``: rates, and the medians of the machine's limits.
 
-    Raises ``RunFailedError`` when fast arithmetic was asked for and is not to be had.
+    Raises ``RunFailedError`` if fast arithmetic was requested but is unavailable.
     """
     document = json.loads(printed)
     if is_fast and document["arithmetic"] == "exact":
@@ -59,8 +59,8 @@ def parse_bench(printed: str, *, is_fast: bool, is_sampled: bool = False) -> Out
 
 
 def outside_products(phase: Mapping[str, Any]) -> float:
-    """The fraction of a phase in ops that are no products with weights. Those with weights have
-    the name of their matrices: ``attn.q+k+v``, ``head``, ``experts``.
+    """Return the fraction of a phase in ops that are not products with weights. Products with
+    weights are named after their matrices: ``attn.q+k+v``, ``head``, ``experts``.
     """
     shares: list[float] = [
         each["share"]

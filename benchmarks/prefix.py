@@ -1,4 +1,4 @@
-"""What a prefix cache saves, and what a long prompt does to a stream beside it.
+"""Measure what a prefix cache saves, and how a long prompt affects a concurrent stream.
 
     python benchmarks/shapes.py Llama-3.2-1B /tmp/1b.gguf --type Q4_0 --max-context 32768
     python benchmarks/prefix.py /tmp/1b.gguf --output results/prefix.json
@@ -32,9 +32,9 @@ Document = dict[str, Any]
 _CHILD = Path(__file__).with_name("prefix_child.py")
 _ANSWER_TOKENS = 32
 _QUESTION_TOKENS = 48
-"""Of what a user asks next: a few sentences."""
+"""The length of a user's next question: a few sentences."""
 _MESSAGE_TOKENS = 96
-"""Of what an agent sends next: the result of a tool."""
+"""The length of an agent's next message: the result of a tool."""
 
 
 class Child:
@@ -89,7 +89,7 @@ class Options:
     cold_turns: int
 
     def case(self, server: str, context_tokens: int, num_slots: int) -> Document:
-        """What a child is told."""
+        """Return the input of a child process."""
         return {
             "server": server,
             "model": self.model,
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def conversation(options: Options, peers: Sequence[str]) -> list[Document]:
-    """The first and the second turn, of a new conversation in each round."""
+    """Measure the first and the second turn of a new conversation in each round."""
     context = options.conversation_tokens + 512
     rows = []
     with ExitStack() as stack:
@@ -168,7 +168,7 @@ def conversation(options: Options, peers: Sequence[str]) -> list[Document]:
 
 
 def stream(options: Options, _: Sequence[str]) -> Document:
-    """The times between a stream's tokens, before a long prompt arrives and while it is read."""
+    """Measure the time between a stream's tokens, before and while a long prompt is processed."""
     context = options.conversation_tokens + 512
     rounds = []
     with Child(options.case("potluck", context, 1)) as child:
@@ -199,7 +199,7 @@ def stream(options: Options, _: Sequence[str]) -> Document:
 
 
 def agents(options: Options, peers: Sequence[str]) -> Document:
-    """All calls of two agents, in turns."""
+    """Measure all calls of two agents, alternating."""
     per_turn = _ANSWER_TOKENS + _MESSAGE_TOKENS
     context = options.shared_tokens + (options.turns + 2) * per_turn
     document: Document = {}
@@ -250,7 +250,7 @@ def _turn(prompt: Sequence[int], answer: Document) -> Document:
 
 
 def _interpolated(measured: Sequence[Document], num_prompt: int) -> float:
-    """Seconds of a call with so long a prompt, by a line through the measured ones."""
+    """Estimate the seconds of a call with a prompt of this length by linear regression."""
     lengths = [each["num_prompt"] for each in measured]
     seconds = [each["seconds"] for each in measured]
     if len(set(lengths)) < 2:
@@ -264,7 +264,7 @@ def _tokens(draw: random.Random, count: int) -> list[int]:
 
 
 def _answer(answer: Document, draw: random.Random) -> list[int]:
-    """What was answered; a server that does not tell tokens is taken to have said others."""
+    """Return the tokens of an answer; arbitrary ones for a server that does not report tokens."""
     return list(answer["tokens"]) or _tokens(draw, _ANSWER_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""What it costs to know a machine: ``benchmarks/METHODOLOGY.md``, "Probe".
+"""Measure the cost of probing a machine: ``benchmarks/METHODOLOGY.md``, "Probe".
 
     python benchmarks/probe.py [--runs 9] [--output benchmarks/results/probe.json]
     python benchmarks/probe.py --busy 10 [--runs 5] [--compare PYTHON] [--output OUT.json]
@@ -40,11 +40,11 @@ from potluck.probe.all_detectors import DETECTORS
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 
 LOOKS_PER_RUN = 10
-"""A detector takes about a millisecond: a sample is the mean of as many."""
+"""The number of runs in a sample: a detector takes only about a millisecond."""
 
 AGENT_RUNS = 3
 IDLE_SECONDS = 3.0
-"""After the agent has measured: until then a child runs, and its memory is not the agent's."""
+"""The time to wait after the agent has measured: until then, a child process runs."""
 
 DEADLINE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -73,7 +73,7 @@ class Result:
     samples: tuple[float, ...]
 
     def document(self) -> dict[str, object]:
-        """As it stands in the file, with the median."""
+        """Return the samples as in the file, with their median."""
         median = statistics.median(self.samples)
         return {
             "name": self.name,
@@ -149,7 +149,7 @@ def _measure(runs: int) -> Iterator[Result]:
 
 
 def _measure_beside(num_busy: int, pythons: Sequence[str], runs: int) -> Iterator[Result]:
-    """One round after the other, in which everything has its turn: only ratios tell something."""
+    """Measure everything once per round: only ratios within a round are meaningful."""
     samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory, _busy(num_busy):
         commands: dict[str, tuple[tuple[str, ...], str]] = {
@@ -183,7 +183,7 @@ def _busy(number: int) -> Iterator[None]:
 
 
 def _timed(*command: str, cache: str) -> tuple[float, float]:
-    """Seconds of a command by the clock, and on CPUs, with its children."""
+    """Return the wall-clock and CPU seconds of a command and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     subprocess.run(
@@ -199,7 +199,7 @@ def _timed(*command: str, cache: str) -> tuple[float, float]:
 
 
 def _look(find: Callable[[], object]) -> float:
-    """Milliseconds."""
+    """Return the mean milliseconds of a call."""
     started = time.perf_counter()
     for _ in range(LOOKS_PER_RUN):
         find()
@@ -207,13 +207,13 @@ def _look(find: Callable[[], object]) -> float:
 
 
 def _run_probe(cache: Path) -> float:
-    """Milliseconds of the command."""
+    """Return the milliseconds of the command."""
     command = (sys.executable, "-m", "potluck", "probe")
     return _seconds(_run, *command, XDG_CACHE_HOME=str(cache)) * 1e3
 
 
 def _self_test() -> float:
-    """Milliseconds, from before the child is started to its answer."""
+    """Return the milliseconds from before the start of the child to its answer."""
     (native,) = (backend for backend in BACKENDS if backend.name == "native")
     started = time.perf_counter()
     outcome = run_child(
@@ -228,13 +228,13 @@ def _self_test() -> float:
 
 
 def _import() -> list[float]:
-    """Milliseconds, then MiB of the process, then MiB that the import has added."""
+    """Return the milliseconds, the process's MiB, and the MiB that the import has added."""
     seconds, *num_bytes = map(float, _run(sys.executable, "-c", _IMPORT).split())
     return [seconds * 1e3, *(each / 2**20 for each in num_bytes)]
 
 
 def _agent() -> tuple[float, float]:
-    """MiB of ``VmRSS`` and ``RssAnon`` of an agent that has measured its node and does nothing."""
+    """Return ``VmRSS`` and ``RssAnon``, in MiB, of an idle agent that has measured its node."""
     with tempfile.TemporaryDirectory() as directory:
         state = StateDirectory(Path(directory, "state"))
         command = (sys.executable, "-m", "potluck", "up", "--no-http", "--state", str(state.path))
@@ -283,7 +283,7 @@ def _run(*command: str, **changes: str) -> str:
 
 
 def _environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """Of this process, without settings of Potluck."""
+    """Return this process's environment without Potluck's settings, with ``changes`` applied."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("POTLUCK_")}
     return {**kept, **changes}
 

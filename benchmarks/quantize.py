@@ -1,4 +1,4 @@
-"""How fast weights are quantized, and what error that leaves; beside it, ggml's own quantizer.
+"""Measure the speed and the error of quantizing weights, and those of ggml's quantizer.
 
     python benchmarks/quantize.py OUT.json [--ggml libggml-base.so] [--weights-mb 64]
 
@@ -63,7 +63,7 @@ class Ggml:
         self._quantize.restype = ctypes.c_size_t
 
     def quantize(self, x: F32, target: TensorFormat) -> U8:
-        """Rows of ``x [rows, columns]``, ``[rows, row bytes]``."""
+        """Quantize the rows of ``x [rows, columns]`` to ``[rows, row bytes]``."""
         out = np.empty((len(x), target.row_bytes(x.shape[1])), np.uint8)
         type_id = gguf.GGMLQuantizationType[target.name].value
         self._quantize(type_id, x.ctypes.data, out.ctypes.data, 0, *x.shape, None)
@@ -73,7 +73,7 @@ class Ggml:
 def quantize(
     rows: U8, source: TensorFormat, target: TensorFormat, num_columns: int, pool: ThreadPool | None
 ) -> U8:
-    """Rows ``[rows, row bytes]`` likewise, by ``convert_rows``."""
+    """Return the quantized ``[rows, row bytes]`` of ``convert_rows``."""
     out = np.empty((len(rows), target.row_bytes(num_columns)), np.uint8)
     convert_rows(
         rows.reshape(-1),
@@ -88,7 +88,7 @@ def quantize(
 
 
 def demo_weights() -> F32:
-    """All matrices of the built-in model, in rows of ``COLUMNS``."""
+    """Return all matrices of the built-in model, in rows of ``COLUMNS``."""
     source = open_safetensors(DEMO)
     values = []
     for name in source.names():
@@ -103,7 +103,7 @@ def demo_weights() -> F32:
 
 
 def kinds_of_weights(num_rows: int) -> dict[str, F32]:
-    """Rows of each kind, ``[rows, COLUMNS]``."""
+    """Return rows of each kind, ``[rows, COLUMNS]``."""
     rng = np.random.default_rng(0)
     shape = (num_rows, COLUMNS)
     kinds = {
@@ -117,7 +117,7 @@ def kinds_of_weights(num_rows: int) -> dict[str, F32]:
 
 
 def errors_of(x: F32, blocks: U8, target: TensorFormat) -> dict[str, float]:
-    """Relative errors of what was quantized."""
+    """Return the relative errors of quantized rows."""
     exact = x.astype(np.float64)
     squares = (gguf.dequantize(blocks, gguf.GGMLQuantizationType[target.name]) - exact) ** 2
     return {
@@ -127,7 +127,7 @@ def errors_of(x: F32, blocks: U8, target: TensorFormat) -> dict[str, float]:
 
 
 def measure_errors(kind: str, x: F32, target: TensorFormat, ggml: Ggml | None) -> dict[str, object]:
-    """One row of the results."""
+    """Measure one row of the results."""
     stored = x.view(np.uint8)
     ours = errors_of(x, quantize(stored, TensorFormat.F32, target, COLUMNS, None), target)
     row: dict[str, object] = {"weights": kind, "format": target.label, **ours}
@@ -139,7 +139,7 @@ def measure_errors(kind: str, x: F32, target: TensorFormat, ggml: Ggml | None) -
 
 
 def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
-    """Wall-clock seconds of each pass, after one that does not count."""
+    """Return the wall-clock seconds of each pass, after a warm-up pass."""
     run()
     seconds = []
     for _ in range(repeats):
@@ -150,7 +150,7 @@ def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
 
 
 def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict[str, object]]:
-    """A row for the plain read, one for every target and number of threads."""
+    """Measure the plain read, then every target with every number of threads."""
     num_rows = num_bytes // 2 // COLUMNS
     x = np.random.default_rng(1).standard_normal((num_rows, COLUMNS)).astype(np.float32)
     rows = (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
@@ -177,7 +177,7 @@ def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to measure, and where to write it."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--ggml", type=Path, help="a libggml-base to compare with")

@@ -49,7 +49,7 @@ _KEPT_IN_F32 = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 def write_gguf(
     shape: Shape, path: Path, type_name: str, max_context_tokens: int = MAX_CONTEXT_TOKENS
 ) -> None:
-    """One file, with the formats that llama.cpp's quantizer chooses for a type."""
+    """Write one file, with the formats that llama.cpp's quantizer chooses for a type."""
     demo: dict[str, Any] = json.loads((DEMO_DIRECTORY / "config.json").read_text(encoding="utf-8"))
     vocab_size = shape.vocab_size or demo["vocab_size"]
     writer = gguf.GGUFWriter(path, _ARCHITECTURES[shape.family])
@@ -119,7 +119,7 @@ def write_gguf(
 
 
 def _add_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
-    """What the converter says of latent attention, besides the sizes of its one key."""
+    """Write what the converter writes for latent attention, except the sizes of its one key."""
     writer.add_value_length(latent.latent_rank)
     writer.add_key_length_mla(latent.nope_dim + latent.rope_dim)
     writer.add_value_length_mla(latent.value_dim)
@@ -129,7 +129,7 @@ def _add_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
 
 
 def _add_routing(writer: gguf.GGUFWriter, experts: Experts) -> None:
-    """As GLM-4.7-Flash routes."""
+    """Write the routing parameters of GLM-4.7-Flash."""
     writer.add_leading_dense_block_count(experts.num_dense_layers)
     writer.add_expert_shared_count(1)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -148,7 +148,8 @@ def _add_gated_delta(writer: Any, net: GatedDelta) -> None:
 
 
 def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
-    """Of a tensor in a file of a type, as llama.cpp's quantizer chooses (``llama-quant.cpp``).
+    """Return the format of a tensor in a file of a type, as llama.cpp's quantizer chooses it
+    (``llama-quant.cpp``).
 
     Norms, routers and the kernels of convolutions are F32. The head, or the embedding where it is
     the head, is Q6_K in files of any coarser type but Q8_0. In files of MXFP4 (gpt-oss) only
@@ -176,7 +177,7 @@ def stored_format(tensor: Tensor, type_name: str, shape: Shape) -> TensorFormat:
 
 
 def _that_fits(fmt: TensorFormat, tensor: Tensor) -> TensorFormat:
-    """``fmt``, or what llama.cpp takes instead for rows that are not whole blocks of it."""
+    """Return ``fmt``, or llama.cpp's replacement for rows that are not whole blocks of it."""
     if tensor.dimensions[-1] % fmt.block_elements == 0:
         return fmt
     fallbacks = {
@@ -188,7 +189,7 @@ def _that_fits(fmt: TensorFormat, tensor: Tensor) -> TensorFormat:
 
 
 def _add_tokenizer(writer: Any, vocab_size: int, demo: dict[str, Any]) -> None:
-    """That of demo; the ids beyond are unused tokens, as files have them that were filled up."""
+    """Write demo's tokenizer, padded to ``vocab_size`` with unused tokens as real files are."""
     tokenizer = json.loads((DEMO_DIRECTORY / "tokenizer.json").read_text(encoding="utf-8"))
     ids = tokenizer["model"]["vocab"] | {
         each["content"]: each["id"] for each in tokenizer["added_tokens"]

@@ -27,7 +27,7 @@ _ARCHITECTURES = {
 
 
 def write_hugging_face(shape: Shape, directory: Path, type_name: str = "BF16") -> None:
-    """``config.json``, the tokenizer, and safetensors files of floats, of about 5 GB as usual."""
+    """Write ``config.json``, the tokenizer, and safetensors files of floats, of about 5 GB each."""
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(shape)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def _num_bytes(tensor: Tensor, fmt: TensorFormat) -> int:
 
 
 def _parts(tensors: Sequence[Tensor], fmt: TensorFormat) -> Iterator[list[Tensor]]:
-    """Tensors that share a file."""
+    """Yield groups of tensors that share a file."""
     part: list[Tensor] = []
     size = 0
     for tensor in tensors:

@@ -24,7 +24,7 @@ _PIECE_ELEMENTS = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scales:
-    """Where a block has its 16-bit scale (and minimum), and what they multiply.
+    """The offsets of a block's 16-bit scale (and minimum), and statistics of what they multiply.
 
     Of a block of random bytes, values are ``scale`` times numbers of the standard deviation
     ``spread``, plus ``minimum`` times others; ``centre`` is the ratio of minimum to scale that
@@ -67,8 +67,8 @@ def random_tensor(
     dimensions: tuple[int, ...],
     vector_value: float = 1.0,
 ) -> Iterator[NDArray[np.uint8]]:
-    """What a file stores of a tensor, in pieces of at most 64 MiB: one value of a vector, which is
-    1 of a norm's weight, and random rows of anything else.
+    """Yield the stored bytes of a tensor in pieces of at most 64 MiB. All elements of a vector
+    equal ``vector_value`` (1 suits the weight of a norm); everything else has random rows.
     """
     num_columns = dimensions[-1]
     if len(dimensions) == 1:
@@ -83,7 +83,7 @@ def random_tensor(
 def random_rows(
     rng: np.random.Generator, fmt: TensorFormat, num_rows: int, num_columns: int
 ) -> NDArray[np.uint8]:
-    """Rows of a matrix as a file stores them, ``[num_rows, row bytes]``.
+    """Return random rows of a matrix as a file stores them, ``[num_rows, row bytes]``.
 
     ``num_columns`` must be whole blocks of ``fmt``.
     """
@@ -121,7 +121,7 @@ def _set(blocks: NDArray[np.uint8], offset: int, value: float) -> None:
 
 
 def _set_exponents(rng: np.random.Generator, blocks: NDArray[np.uint8]) -> None:
-    """Of MXFP4: two neighbouring powers of two, as often as makes the deviation right.
+    """Set the exponents of MXFP4: two neighboring powers of two, mixed to get the deviation right.
 
     The numbers that are scaled by 2^(e - 128) have a root mean square of 5.85.
     """

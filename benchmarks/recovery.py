@@ -1,4 +1,4 @@
-"""Time from ``kill -9`` to the next token at the client: ``benchmarks/METHODOLOGY.md``, "Recovery".
+"""Measure the time from ``kill -9`` to the client's next token: METHODOLOGY, "Recovery".
 
     python benchmarks/recovery.py [--shapes 100M 1B] [--agents 2 3 4] [--trials 20] [--output FILE]
     python benchmarks/recovery.py --cost [--against PYTHON] [--output FILE]
@@ -46,14 +46,14 @@ SEED = 7
 
 _WORK = Path(__file__).resolve().parents[1] / "build" / "recovery"
 _LOOK_SECONDS = 0.01
-"""Between two looks at a survivor: the resolution of detection and loading."""
+"""The interval at which a survivor is observed: the resolution of detection and loading."""
 _AGAIN_SECONDS = 0.05
-"""Between two requests of a client whose stream has failed and that sends it again."""
+"""The interval between the retries of a client whose stream has failed."""
 _GIVE_UP_SECONDS = 120.0
 
 
 class Victim(Enum):
-    """What is killed."""
+    """The process that is killed."""
 
     WORKER = "worker"
     AGENT = "agent"
@@ -62,7 +62,7 @@ class Victim(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One kill. Seconds count from it unless said otherwise; None is what was not seen.
+    """One kill, from which seconds are counted unless noted otherwise; None was not observed.
 
     ``next_token_seconds`` is of the stream if that ``is_continued``, or else of a client that sent
     its request again. ``detection_seconds``: until a survivor's state left ready or it logged a
@@ -92,7 +92,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSample:
-    """Streams at once on a cluster where nothing fails."""
+    """Concurrent streams on a cluster without failures."""
 
     checkout: str
     shape: str
@@ -149,7 +149,7 @@ def main() -> None:
 def _measure_recoveries(
     arguments: argparse.Namespace, shape: str, num_agents: int, left: list[str]
 ) -> Iterator[Trial]:
-    """All trials on one cluster."""
+    """Run all trials on one cluster."""
     model = _model(shape, arguments.work)
     with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
         for number in range(num_agents):
@@ -198,7 +198,7 @@ class _Bench:
 
     @property
     def gateway(self) -> LiveAgent:
-        """The agent that the client streams through, which lives on."""
+        """The agent that the client is connected to, which is not killed."""
         return self._cluster.agents[0]
 
     def prepare(self, victim: Victim) -> None:
@@ -275,7 +275,7 @@ class _Bench:
         self._cluster.await_ready(self.gateway, MODEL_ID)
 
     def start_over(self) -> None:
-        """After a trial that went wrong."""
+        """Restart all agents, after a trial that went wrong."""
         for agent in self._cluster.live():
             agent.kill()
         for number in list(self._cluster.agents):
@@ -285,7 +285,7 @@ class _Bench:
     def _victim(
         self, victim: Victim, number: int, deployed: Document
     ) -> LiveAgent | psutil.Process:
-        """Workers of all stages in turn; as an agent one that neither streams nor coordinates."""
+        """Choose each stage's worker in turn, or an agent that neither streams nor coordinates."""
         agents = self._cluster.agents
         if victim is Victim.WORKER:
             stage = deployed["stages"][number % len(deployed["stages"])]
@@ -296,7 +296,7 @@ class _Bench:
         return agents[len(agents) - 1]
 
     def _send_again(self, ask: Ask) -> TokenStream:
-        """As a client that insists: the answer it gets in the end."""
+        """Retry like a persistent client, and return the final answer."""
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         while True:
             stream = TokenStream()
@@ -308,7 +308,7 @@ class _Bench:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is seen of a recovery from outside: readiness at an agent, and new lines in logs."""
+    """A recovery as seen from outside: readiness at an agent, and new lines in logs."""
 
     readiness: list[tuple[float, bool]] = field(default_factory=list)
     lines: list[tuple[float, str]] = field(default_factory=list)
@@ -371,7 +371,7 @@ def _watching(gateway: LiveAgent, survivors: Sequence[LiveAgent]) -> Iterator[_W
 
 
 def _next_token(times: Sequence[float], killed_at: float) -> float | None:
-    """The token after the longest gap that ends after the kill: what was under way then, comes."""
+    """Return the end of the longest gap after the kill: tokens in flight then still arrive."""
     later = [
         (at - before, at)
         for before, at in zip([killed_at, *times], times, strict=False)
@@ -386,7 +386,7 @@ def _median_gap(times: Sequence[float]) -> float:
 
 
 def _summarize(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Median and worst of each combination."""
+    """Return the median and the worst of each combination."""
     groups: dict[tuple[str, int, str], list[Trial]] = {}
     for trial in trials:
         groups.setdefault((trial.shape, trial.num_agents, trial.victim), []).append(trial)
@@ -479,7 +479,7 @@ def _serving(python: str, model: str, num_agents: int) -> Iterator[LiveCluster]:
 
 
 def _rate(cluster: LiveCluster, num_streams: int, num_prompt: int, num_new: int) -> float:
-    """Tokens of all streams but the first of each, by the time from the first to the last."""
+    """Return the tokens per second of all streams, without the first token of each."""
     chance = random.Random(SEED)
     streams = [TokenStream() for _ in range(num_streams)]
     port = cluster.agents[0].port
@@ -501,7 +501,7 @@ def _rate(cluster: LiveCluster, num_streams: int, num_prompt: int, num_new: int)
 
 
 def _summarize_costs(samples: Sequence[CostSample]) -> list[dict[str, Any]]:
-    """Medians, and the ratio to the other checkout in the same round."""
+    """Return medians, and the ratio to the other checkout in the same round."""
     groups: dict[tuple[str, int, int], dict[str, list[float]]] = {}
     for sample in samples:
         key = (sample.shape, sample.num_agents, sample.num_streams)
@@ -527,7 +527,7 @@ def _summarize_costs(samples: Sequence[CostSample]) -> list[dict[str, Any]]:
 
 
 def _model(shape: str, work: Path) -> str:
-    """MODEL, made if it is not there yet."""
+    """Return MODEL; create it if it is missing."""
     if shape == "demo":
         return shape
     folder = work / shape

@@ -1,4 +1,4 @@
-"""What drawing a token costs beside taking the likeliest: ``METHODOLOGY.md``, "Sampling".
+"""Compare sampling with greedy decoding: ``METHODOLOGY.md``, "Sampling".
 
     python benchmarks/sampling.py [--shape Llama-3.2-1B] [--threads 1 2] [--rounds 30]
         [--output FILE]
@@ -57,7 +57,7 @@ DISTRIBUTIONS = {"flat": 1.0, "peaked": 8.0}
 """The weights of the last norm. With 1 logits have the standard deviation of an untrained model's,
 about 0.9; with 8 the likeliest few tokens have nearly all of the probability."""
 AIM = 0.02
-"""The most that a draw may cost of greedy decoding's rate."""
+"""The maximum fraction of greedy decoding's rate that sampling may cost."""
 
 NEUTRAL = SamplingParams(seed=7)
 GREEDY = SamplingParams(temperature=0.0)
@@ -98,19 +98,21 @@ class Case:
 
     @property
     def lost(self) -> float:
-        """The fraction of greedy decoding's rate, the median over rounds."""
+        """The lost fraction of greedy decoding's rate, as the median over rounds."""
         pairs = zip(self.greedy_seconds, self.seconds, strict=True)
         return 1 - statistics.median(greedy / own for greedy, own in pairs)
 
     @property
     def drawing_seconds(self) -> float:
-        """What sampling takes longer than greedily, in a step."""
+        """The additional time of sampling in a step, compared with greedy decoding."""
         own = statistics.median(self.sampling_seconds)
         return own - statistics.median(self.greedy_sampling_seconds)
 
     @property
     def share(self) -> float:
-        """Of a greedy step, ``drawing_seconds``: steadier than ``lost`` on a shared machine."""
+        """``drawing_seconds`` as a share of a greedy step: steadier than ``lost`` on a shared
+        machine.
+        """
         return self.drawing_seconds / statistics.median(self.greedy_seconds)
 
 

@@ -1,4 +1,4 @@
-"""What serving costs beside computing: ``METHODOLOGY.md``, "Serving".
+"""Measure what serving costs beyond computing: ``METHODOLOGY.md``, "Serving".
 
     python benchmarks/shapes.py Llama-3.2-1B /tmp/1b.gguf --type Q4_0
     python benchmarks/serving.py OUT.json /tmp/1b.gguf [MODEL …] [--cores 1 2] [--streams 1 8]
@@ -62,7 +62,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """What ``potluck bench`` said beside it."""
+    """The results of ``potluck bench`` for comparison."""
 
     model: str
     cores: int
@@ -81,7 +81,7 @@ class Stream:
 
 
 class ShortAnswerError(Exception):
-    """The model ended by itself: other prompts are needed."""
+    """The model ended its answer early: other prompts are needed."""
 
 
 def main() -> None:
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 class _Setting:
-    """A model on so many cores."""
+    """A model on a number of cores."""
 
     def __init__(self, model: Path, num_cores: int, num_tokens: int, num_rounds: int) -> None:
         self._model = model
@@ -161,7 +161,7 @@ class _Setting:
         return served, computed
 
     def _seed(self, agent: LiveAgent, num_streams: int, sampling: str) -> int:
-        """Prompts whose answers do not end early. This warms up as well."""
+        """Find a seed whose answers do not end early. This also warms up."""
         for seed in range(_MAX_SEEDS):
             try:
                 self._serve(agent, num_streams, sampling, seed)
@@ -254,7 +254,7 @@ def _read(port: int, bodies: Sequence[Mapping[str, object]]) -> list[Stream]:
 
 
 def _rate(streams: Sequence[Stream], num_tokens: int) -> float:
-    """Tokens per second of all together, while all of them decode."""
+    """Return the tokens per second of all streams together, while all of them decode."""
     for stream in streams:
         if b'"completion_tokens":%d' % num_tokens not in stream.received:
             if b'"finish_reason":"stop"' in stream.received:
@@ -270,7 +270,7 @@ def _rate(streams: Sequence[Stream], num_tokens: int) -> float:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of all threads of a process, in nanoseconds' steps."""
+    """Return the CPU time of all threads of a process, with a resolution of nanoseconds."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         total += int((task / "schedstat").read_text(encoding="ascii").split()[0])

@@ -44,7 +44,7 @@ CONTEXT_TOKENS = 1024
 CACHE_TOKENS = 8192
 NUM_STREAMS = 6
 NUM_ASKS = 12
-"""Different requests, whose undisturbed answers are computed first."""
+"""The number of different requests; their undisturbed answers are computed first."""
 SEED = 11
 GATEWAY_NODE_ID = "f" * 16
 GATEWAY_MEMORY = "1M"
@@ -52,7 +52,7 @@ KILL_SECONDS = (5.0, 10.0)
 RESTART_SECONDS = 2.0
 SAMPLE_SECONDS = 2.0
 MIN_GAP_SECONDS = 0.05
-"""Shorter ones are not kept: a run has a million."""
+"""Shorter gaps are not recorded: a run has a million."""
 SETTLE_SECONDS = 15.0
 MIB = 2**20
 
@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """What was killed and when, and the longest gap in a stream from then until the next kill.
+    """A kill, its time, and the longest gap in a stream from then until the next kill.
 
     ``is_felt``: it had a stage or coordinated. ``ready_seconds``: until agent 0 knew the deployment
     as ready at a higher epoch than ``epoch``; None if the next kill came first, or none was due.
@@ -188,7 +188,7 @@ class _Clients:
 
 
 def _has_ended(agent: LiveAgent, pid: int) -> bool:
-    """Whether an agent whose connection has ended has itself: its process closes sockets first."""
+    """Return whether an agent ends in time after its connection: a process closes sockets first."""
     deadline = time.monotonic() + _END_SECONDS
     while agent.is_live and agent.pid == pid:
         if time.monotonic() > deadline:
@@ -198,7 +198,7 @@ def _has_ended(agent: LiveAgent, pid: int) -> bool:
 
 
 class _Killer:
-    """Kills in turn, and starts agents again."""
+    """Kills processes in turn, and restarts agents."""
 
     def __init__(self, cluster: LiveCluster, started_at: float) -> None:
         self._cluster = cluster
@@ -363,7 +363,7 @@ def _disturb(
 
 
 def _with_pauses(kills: Sequence[Kill], gaps: Sequence[tuple[float, float]]) -> list[Kill]:
-    """The kills, each with the longest gap that reaches into the time until the next one."""
+    """Return the kills, each with the longest gap that overlaps the time until the next kill."""
     completed = []
     for kill, following in itertools.pairwise([*kills, None]):
         assert kill is not None
@@ -430,14 +430,14 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _quarters(values: Sequence[float]) -> list[float]:
-    """Medians of the quarters of a run: flat, or not."""
+    """Return the medians of the quarters of a run, which show whether it is flat."""
     size = max(1, len(values) // 4)
     parts = [values[start : start + size] for start in range(0, 4 * size, size)]
     return [round(statistics.median(part), 1) for part in parts if part]
 
 
 def _by_age(samples: Sequence[MemorySample]) -> dict[str, float]:
-    """Medians of agents that are killed, by how long they have run."""
+    """Return the median memory of agents that are killed, in MiB, by their age."""
     ages: dict[str, list[float]] = {}
     for sample in samples:
         if sample.agent != 0:

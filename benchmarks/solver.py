@@ -1,4 +1,4 @@
-"""How good the placement solver is and how long it takes: ``benchmarks/METHODOLOGY.md``, "Solver".
+"""Measure the quality and the time of the placement solver: METHODOLOGY, "Solver".
 
     PYTHONPATH=src:tests python benchmarks/solver.py [--output benchmarks/results/solver.json]
 
@@ -35,7 +35,7 @@ NUM_STREAMS = 8
 NUM_RANDOM = 500
 LINKS = ("equal", "unequal", "sites")
 PARTS = ((0.3, 1.5), (0.05, 0.2), (0.01, 0.06))
-"""What units may use of the model's bytes: few, some and most units of 50 are needed."""
+"""The share of the model's bytes that units may use: few, some or most of 50 units are needed."""
 
 
 def main() -> None:

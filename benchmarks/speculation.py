@@ -1,4 +1,4 @@
-"""What n-gram drafts gain and cost: ``METHODOLOGY.md``, "Speculation".
+"""Measure the gains and costs of n-gram drafts: ``METHODOLOGY.md``, "Speculation".
 
     python benchmarks/shapes.py Llama-3.2-1B /tmp/1b.gguf --type Q4_0
     python benchmarks/speculation.py OUT.json [--shape /tmp/1b.gguf] [--cores 1 2] [--http]
@@ -56,7 +56,7 @@ _NUM_SEEDS = {"greedy": 1, "sampled": 5}
 """How much of a text is repeated depends on the seed."""
 
 _LEAST_TOKENS = 32
-"""An answer that is shorter says nothing of speed."""
+"""Shorter answers are too short to measure speed."""
 
 _KINDS = ("editing", "predicted", "free")
 
@@ -66,8 +66,8 @@ _PEER_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is asked. ``kind``: editing, predicted, free, repeating (an answer that does nothing
-    else), or wrong (drafts that never fit).
+    """A request. ``kind``: editing, predicted, free, repeating (an answer that does nothing else),
+    or wrong (drafts that never fit).
     """
 
     kind: str
@@ -122,7 +122,7 @@ class Pair:
 
     @property
     def gain(self) -> float:
-        """How many times as fast it is with drafts, or with two stages."""
+        """The speed-up from drafts, or from two stages."""
         return self.drafted / self.off
 
 
@@ -206,7 +206,7 @@ def main() -> None:
 
 
 def summary(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Medians over the cases and rounds of each kind; every pair counts by its own ratio."""
+    """Return medians over the cases and rounds of each kind; every pair counts by its own ratio."""
     groups: dict[tuple[str, str, int, str, str], list[Pair]] = {}
     for pair in pairs:
         key = (pair.where, pair.model, pair.cores, pair.kind, pair.sampling)
@@ -267,7 +267,7 @@ def _in_engine(model: Path, num_cores: int, num_tokens: int, num_rounds: int) ->
 
 
 def _of_shape(shape: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[Pair]:
-    """Random weights: they repeat nothing, unless greedily, so drafts are predicted or wrong."""
+    """Measure random weights, which repeat little: drafts are predicted or wrong."""
     draw = random.Random(0)
     prompt = tuple(draw.randrange(300, 1000) for _ in range(64))
     free = Case(
@@ -290,7 +290,7 @@ def _of_shape(shape: Path, num_cores: int, num_tokens: int, num_rounds: int) -> 
 
 
 def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterator[Case]:
-    """The cases whose answers are long enough, each with the first such seeds."""
+    """Yield the cases whose answers are long enough, each with the first seeds that make it so."""
     for sampling in _SAMPLINGS:
         for name, (message, prediction) in EDITING.items():
             for kind, predicted in (("editing", ""), ("predicted", prediction)):
@@ -348,7 +348,7 @@ def _pairs(
     off: Ask,
     drafting: Ask,
 ) -> Iterator[Pair]:
-    """Both in turn, and who is first in turn, too. Raise if their answers differ."""
+    """Ask both in turn, alternating the first one. Raise if their answers differ."""
     for case in cases:  # the prompts are in both caches from here on
         for ask in (off, drafting):
             ask(Case(**{**_fields(case), "max_tokens": 1}))
@@ -380,7 +380,7 @@ def _pairs(
 
 
 class _WrongDrafts:
-    """Always as many drafts as may be, and none is ever right but by chance."""
+    """Always drafts as many tokens as allowed, which are right only by chance."""
 
     def chances(self, tokens: Sequence[int], most: int) -> None:
         """See ``Drafter``."""
@@ -451,7 +451,9 @@ def _opened(path: Path, num_threads: int) -> Iterator[Callable[[str], Ask]]:
 
 
 def _over_http(model: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[Pair]:
-    """The same deployed twice by one agent, on the same cores. The client shares them."""
+    """Measure two deployments of the model by one agent, with and without drafts, over HTTP. The
+    client runs on the same cores.
+    """
     with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
         agent = cluster.start(0, num_threads=num_cores)
         for draft in ("off", "ngram"):
@@ -466,7 +468,7 @@ def _edits(num_tokens: int, ask: Ask) -> Iterator[Case]:
 
 
 def _loops(num_tokens: int, ask: Ask) -> Iterator[Case]:
-    """Random weights soon repeat themselves greedily, so nearly all drafts are right."""
+    """Yield cases in which random weights repeat themselves, so nearly all drafts are right."""
     yield from _long_enough(
         ask,
         Case(
@@ -487,8 +489,8 @@ def _two_stages(
     num_rounds: int,
     cases_of: Callable[[Ask], Iterable[Case]],
 ) -> list[Pair]:
-    """One agent on the first core, and two on a core each, all with drafts. Nothing binds the
-    client: this process must not be bound to fewer cores when it starts them.
+    """Compare one agent on the first core with two agents on a core each, all with drafts. The
+    client is not bound: this process must not be bound to fewer cores when it starts the agents.
     """
     with contextlib.ExitStack() as opened:
         one, two = (
@@ -501,7 +503,7 @@ def _two_stages(
 
 @contextlib.contextmanager
 def _cluster_on(model: Path, cores: Sequence[int]) -> Iterator[int]:
-    """An agent with a stage on each of ``cores``; the HTTP port of the first."""
+    """Run an agent with a stage on each of ``cores``, and yield the first one's HTTP port."""
     with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
         for number, core in enumerate(cores):
             cluster.start(number, core=core)
@@ -576,7 +578,7 @@ def _streamed(port: int, path: str, body: Mapping[str, Any]) -> Answer:
 
 
 def _peer(model: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[dict[str, Any]]:
-    """What ``speculation_peer.py`` has measured. Raise ``RunFailedError`` if it cannot."""
+    """Return the measurements of ``speculation_peer.py``. Raise ``RunFailedError`` if it fails."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise RunFailedError("the package xllamacpp is not installed")
     texts = {"editing": [message for message, _ in EDITING.values()], "free": [*FREE.values()]}

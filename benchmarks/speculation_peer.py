@@ -58,7 +58,7 @@ def _rate(server: Any, case: dict[str, Any], text: str, sampling: dict[str, floa
 
 
 def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every way of drafting in turn with none."""
+    """Measure every way of drafting, each alternating with none."""
     rows = []
     off = _server(case)
     for name, drafts in _DRAFTS.items():
@@ -79,7 +79,7 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _summary(rates: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Medians of tokens per second without drafts and with them, and of how these compare."""
+    """Return the median rates with and without drafts, and the median of their ratio."""
     if not rates:
         return dict.fromkeys(("gain", "least", "most", "off", "drafted")) | {"pairs": []}
     gains = [drafted / plain for plain, drafted in rates]

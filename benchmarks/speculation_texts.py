@@ -1,4 +1,4 @@
-"""What the benchmark of speculation asks for: edits of a text in the prompt, and free text."""
+"""The prompts of the speculation benchmark: edits of a text in the prompt, and free text."""
 
 from __future__ import annotations
 

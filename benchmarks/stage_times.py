@@ -1,4 +1,4 @@
-"""How long steps take in the engine alone, of a whole model and of its stages, as one JSON object.
+"""Measure steps in the engine alone, of a whole model and of its stages; print one JSON object.
 
     taskset -c 0 python benchmarks/stage_times.py MODEL --stages 2 --streams 8
 
@@ -25,7 +25,7 @@ from potluck.types.step import (
 
 _CONTEXT_TOKENS = 128
 _POSITION = 80
-"""Of the tokens that are decoded: about the middle of what ``pipelines.py`` asks for."""
+"""The position of the decoded tokens: about the middle of the answers in ``pipelines.py``."""
 _TOKEN = 300
 _SAMPLING = SamplingParams(temperature=1.0, logit_bias=((2, -100.0), (6, -100.0)))
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _step(num_sequences: int) -> Step:
-    """One token of each sequence, sampled; sequences are opened and closed in it."""
+    """Return a step with one sampled token per sequence, which opens and closes the sequences."""
     blocks = _CONTEXT_TOKENS // KV_BLOCK_TOKENS
     sequences = [SequenceId(index) for index in range(num_sequences)]
     return Step(

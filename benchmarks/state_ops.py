@@ -1,4 +1,4 @@
-"""How much of a step the ops with a state take, and how fast their kernels are.
+"""Measure the share of ops with a state in a step, and the speed of their kernels.
 
     python benchmarks/state_ops.py OUT.json [--shape Qwen3.5-4B …] [--threads 1 2] [--isa avx512 …]
 
@@ -38,7 +38,7 @@ from potluck.types.program import CausalConv, GatedDelta, Shard, StateScan
 
 SCHEMA = "potluck.benchmark.state_ops/1"
 CASES = {"decode 1": (1, 1, 64), "decode 8": (8, 1, 64), "prefill 512": (1, 512, 512)}
-"""Sequences, tokens of each, and the context at their end."""
+"""The number of sequences, the tokens of each, and the context at their end."""
 TURN_SECONDS = 2.0
 STATE_OPS = (CausalConv, GatedDelta, StateScan)
 
@@ -77,7 +77,7 @@ def config_named(name: str) -> ModelConfig:
 
 
 class Parts:
-    """What the timer of a stage has counted, by kind of op."""
+    """The times of a stage, by kind of op."""
 
     def __init__(self, engine: NativeEngine) -> None:
         self._stage = engine._stage

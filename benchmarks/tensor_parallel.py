@@ -1,4 +1,4 @@
-"""What a group of units gains for one stream: ``benchmarks/METHODOLOGY.md``, "Groups".
+"""Measure what a group of units gains for one stream: METHODOLOGY, "Groups".
 
     python benchmarks/tensor_parallel.py DIRECTORY [--types Q8_0 BF16 Q4_K_M Q4_0]
         [--peer DLLAMA [--peer-commit COMMIT]] [--llama-bench LLAMA_BENCH] [--unequal]
@@ -55,16 +55,16 @@ AIMS = {"Q8_0": 1.5, "BF16": 1.5, "Q4_K_M": 1.4}
 PREFILL_AIM = 1.7
 UNEQUAL_AIM = 1.3
 UNEQUAL = (0.8, 0.4, 0.4)
-"""Of a core: those of the second core add up to less than one."""
+"""Shares of a core; those of the second core add up to less than one."""
 PEER_TYPE = "Q4_0"
 PEERS = {"distributed-llama x1": 1, "distributed-llama x2": 2, "llama.cpp x1": 1}
-"""The other programs, and with how many agents each is compared."""
+"""The other programs, and the number of agents that each is compared with."""
 PEER_VOCAB = 6400
 PROMPT_TOKENS = 512
 LLAMA_BENCH_SECONDS = 900.0
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 1000
 MEMORY_BYTES = 512 << 20
-"""Several times the last-level cache of the machines that are measured."""
+"""The size of the memory test: several times the last-level cache of the measured machines."""
 MEMORY_PASSES = 3
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 
@@ -192,7 +192,7 @@ def _options(num_agents: int) -> Mapping[str, object]:
 
 @contextlib.contextmanager
 def _cluster(model: Path, cores: Sequence[int]) -> Iterator[int]:
-    """Agents on ``cores`` that hold the model together; the HTTP port of the first."""
+    """Run agents on ``cores`` that hold the model together, and yield the first one's HTTP port."""
     with (
         tempfile.TemporaryDirectory() as directory,
         LiveCluster(Path(directory)) as cluster,

@@ -1,4 +1,4 @@
-"""How fast products by packed matrices are on tinygrad's devices: METHODOLOGY, "Packed matrices".
+"""Measure products by packed matrices on tinygrad's devices: METHODOLOGY, "Packed matrices".
 
     python benchmarks/tinygrad_matvec.py OUT.json [--device CPU CL] [--format q4_k …]
 
@@ -29,7 +29,7 @@ COLUMNS = 4096
 PREFILL_TOKENS = 32
 _BLOCK_ROWS = 256
 _GRAPH_BYTES = 8 * 2**20
-"""Of what tinygrad schedules by itself, which is slow."""
+"""The size of matrices for kernels that tinygrad schedules itself, which are slow."""
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure_device(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All formats on the device ``DEV``."""
+    """Measure all formats on the device ``DEV``."""
     results = []
     for label in arguments.format:
         format = next(each for each in BLOCKS if each.label == label)
@@ -68,7 +68,7 @@ def measure_device(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_format(format: TensorFormat, num_rows: int, repeats: int) -> dict[str, Any]:
-    """Seconds of reading, of products for one token and for several, and of the other ways."""
+    """Measure reading, products for one token and for several, and the other ways, in seconds."""
     from vector_source import q4_0_product
 
     from potluck.engines.tinygrad.adapter import Device, Tensor, TinyJit
@@ -137,14 +137,14 @@ def measure_format(format: TensorFormat, num_rows: int, repeats: int) -> dict[st
 
 
 def warm_up(call: Callable[[], None]) -> float:
-    """Seconds of the first two: one compiles, one is recorded. A third is not counted."""
+    """Return the seconds of the first two calls (compiling, recording); a third is not counted."""
     seconds = timed(call)["seconds"] + timed(call)["seconds"]
     call()
     return seconds
 
 
 def timed(call: Callable[[], None]) -> dict[str, float]:
-    """Of one pass: by the clock, and of the CPU, which other processes do not lengthen."""
+    """Return the wall-clock time of one call, and its CPU time, which no other process affects."""
     start, start_of_cpu = time.perf_counter(), time.process_time()
     call()
     return {
@@ -154,7 +154,7 @@ def timed(call: Callable[[], None]) -> dict[str, float]:
 
 
 def read_words(matrix: Any, x: Any) -> Any:
-    """The sums of the words of each row, as floats: what a product reads but for x and scales."""
+    """Sum the words of each row as floats: a product's memory traffic without x and scales."""
     from potluck.engines.tinygrad.adapter import AxisType, KernelInfo, Ops, Tensor, UOp, dtypes
     from potluck.engines.tinygrad.weights import launch_for
 
@@ -180,7 +180,7 @@ def read_words(matrix: Any, x: Any) -> Any:
 
 
 def scheduled_by_tinygrad(stored: Any, format: TensorFormat, device: str) -> Any:
-    """The values by tinygrad's own expression, which it fuses with the product."""
+    """Return the values as an expression of tinygrad's own, which it fuses with the product."""
     import gguf
     from tinygrad.llm.gguf import ggml_data_to_tensor
 
@@ -193,13 +193,13 @@ def scheduled_by_tinygrad(stored: Any, format: TensorFormat, device: str) -> Any
 
 
 def stored_rows(info: TensorInfo) -> Any:
-    """Some rows of random weights; two bits of each byte are fixed, so that none is infinite."""
+    """Return some rows of random weights; two bits of each byte are fixed to avoid infinities."""
     some = np.random.default_rng(0).integers(0, 256, _BLOCK_ROWS * info.row_bytes, dtype=np.uint8)
     return some & 0xBF | 0x20
 
 
 def summary(result: dict[str, Any]) -> str:
-    """One line: bytes per second by the clock, and per second of a CPU in parts of reading."""
+    """Return a line: bytes per second, by the clock and relative to reading per CPU second."""
     ways = result["ways"]
 
     def rate(way: str, clock: str) -> float:

@@ -1,4 +1,4 @@
-"""A client that streams one completion over HTTP and notes when its tokens come."""
+"""A client that streams one completion over HTTP and records the times of its tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 END_TOKENS = (2, 6)
-"""Of demo's tokenizer: kept from being sampled, so that every answer has its whole length."""
+"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
+"""
 
 _SILENCE_SECONDS = 180.0
 
@@ -32,7 +33,7 @@ class Ask:
     schema: str | None = None
 
     def body(self, model: str) -> Mapping[str, object]:
-        """What ``/v1/completions`` takes."""
+        """Return the body of a request to ``/v1/completions``."""
         return {
             "model": model,
             "prompt": self.prompt,
@@ -71,7 +72,7 @@ class TokenStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it ended as it should."""
+        """Whether the answer is complete."""
         return self.ended_at is not None and not self.error and self.num_tokens is not None
 
     def read(self, port: int, model: str, ask: Ask) -> None:
@@ -119,7 +120,7 @@ class TokenStream:
 
 
 def stream_whole(port: int, model: str, ask: Ask) -> TokenStream:
-    """An answer that must be whole. Raises ``RuntimeError`` if it is not."""
+    """Stream an answer that must be complete. Raise ``RuntimeError`` if it is not."""
     stream = TokenStream()
     stream.read(port, model, ask)
     if not stream.is_whole or stream.num_tokens != ask.max_tokens:

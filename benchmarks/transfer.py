@@ -1,4 +1,4 @@
-"""How fast weights move between nodes: ``benchmarks/METHODOLOGY.md``, "Transfer".
+"""Measure the transfer of weights between nodes: ``benchmarks/METHODOLOGY.md``, "Transfer".
 
     python benchmarks/transfer.py [--megabytes 768] [--link 200mbit] [--output FILE]
 
@@ -41,7 +41,7 @@ OWNER, TAKER = NodeId("a" * 16), NodeId("b" * 16)
 JOB = "bench"
 READ_BYTES = 8 * 2**20
 FRAME_BYTES = 16_384
-"""Of a step's hidden states: one sequence of a model that is 4096 wide, in float32."""
+"""The size of a step's hidden states: one sequence of a model of width 4096, in float32."""
 
 ECHO_SECONDS = 8.0
 ECHO_PORT = 7999
@@ -97,7 +97,7 @@ def _measure(megabytes: int, link: str, output: Path | None) -> None:
 
 
 def _memory() -> str | None:
-    """Where files are in memory, so that no disk is measured."""
+    """Return a folder in memory, so that no disk is measured; None if there is none."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -236,7 +236,7 @@ def _peak_bytes(process: TransferProcess) -> int:
 
 
 def _beside_frames(folder: Path, model: Path, link: str) -> list[dict[str, object]]:
-    """Round trips of frames on a link of its own: idle, beside a transfer, beside a share."""
+    """Measure frames' round trips on a separate link: idle, beside a transfer, beside a share."""
     from support.network.netns import lan
 
     results: list[dict[str, object]] = []

@@ -70,7 +70,7 @@ STORE(total, out + panel * 16);
 
 
 def q4_0_product(device: str, num_panels: int, num_blocks: int) -> Callable[..., None]:
-    """Runs on buffers out, words, halves and x, and returns when it has ended."""
+    """Return a function of the buffers out, words, halves and x that runs the kernel to its end."""
     from tinygrad.device import TinyELF
 
     opened = Device[device]

@@ -1,4 +1,4 @@
-"""What a step costs that verifies drafts: ``METHODOLOGY.md``, "Verification".
+"""Measure the cost of a step that verifies drafts: ``METHODOLOGY.md``, "Verification".
 
     python benchmarks/verify.py MODEL... [--tokens 1 2 4 8 16] [--depths 128 2048] [--threads 1 2]
         [--arithmetics exact] [--rounds 20] [--output FILE]
@@ -124,7 +124,7 @@ def _fill(engine: Any, num_blocks: int) -> None:
 def _seconds(
     engine: Any, depth: int, blocks_each: int, arguments: argparse.Namespace
 ) -> Mapping[tuple[str, int], list[tuple[float, float]]]:
-    """By the clock and of all cores, of every kind of step, one of each in a round.
+    """Measure the wall-clock and CPU seconds of every kind of step, one of each per round.
 
     Two rounds warm up.
     """
@@ -162,7 +162,7 @@ def _slice(
 
 
 def _step(slices: list[SequenceSlice]) -> Step:
-    """Sequences that are sampled are opened and closed in the step."""
+    """Return a step of the slices, in which sampled sequences are opened and closed."""
     sampled = tuple(part.sequence_id for part in slices if part.sample)
     return Step(
         step_id=StepId(0),

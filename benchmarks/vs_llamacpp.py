@@ -1,4 +1,4 @@
-"""Potluck and llama.cpp on the same files: ``METHODOLOGY.md``, "Comparison with llama.cpp".
+"""Compare Potluck with llama.cpp on the same files: METHODOLOGY, "Comparison with llama.cpp".
 
     python benchmarks/vs_llamacpp.py OUT.json [--llama-bench PATH] [--shape Llama-3.2-1B …]
         [--claim decode prefill …] [--type Q8_0 …] [--llama-bench-avx2 PATH] [--no-repack]
@@ -60,7 +60,7 @@ _ALL_SHAPES = {name: shape for name, shape in SHAPES.items() if shape.vocab_size
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What is measured of one shape. ``runs`` and ``seen_limits`` grow."""
+    """The measurements of one shape. ``runs`` and ``seen_limits`` grow."""
 
     shape_name: str
     directory: Path
@@ -76,13 +76,13 @@ class Session:
 
     @property
     def shape(self) -> Shape:
-        """That of the model files."""
+        """The shape of the model files."""
         return _ALL_SHAPES[self.shape_name]
 
     @property
     def limits(self) -> Limits:
-        """The medians of what plain runs saw: neighbours on a shared machine disturb these like
-        what is held against them.
+        """The medians of the limits in plain runs: on a shared machine, these are disturbed as much
+        as the rates that are compared with them.
         """
         return Limits(
             read_bytes_per_second=median_of(
@@ -94,7 +94,7 @@ class Session:
         )
 
     def model(self, type_name: str) -> Path:
-        """The file of a type, made when it is missing."""
+        """Return the path of a type's file; create the file if it is missing."""
         path = self.directory / f"{self.shape_name}-{type_name}.gguf"
         if not path.exists():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -104,8 +104,8 @@ class Session:
         return path
 
     def measure(self, setting: Setting) -> None:
-        """Both sides in turn, as often as rounds are asked for; what llama.cpp ran for another
-        setting already it does not run again.
+        """Run both sides alternately, once per round. llama.cpp does not run again what it ran for
+        another setting.
         """
         is_known = (Side.THEIRS, setting.theirs) in self.samples
         with busy_core() if setting.is_busy else contextlib.nullcontext():
@@ -127,7 +127,7 @@ class Session:
         self._keep(Side.OURS, setting, run)
 
     def _theirs(self, setting: Setting) -> None:
-        """With the better attention; deep in a context, where it matters most, with both."""
+        """Run llama.cpp with the better attention, or with both deep in a context."""
         if setting.isa not in self.flash_attention:
             self.flash_attention[setting.isa] = self._better_attention(setting)
         if not setting.depth_tokens:
@@ -140,7 +140,7 @@ class Session:
             self._keep(Side.THEIRS, setting, run, counted=run is best)
 
     def _better_attention(self, setting: Setting) -> bool:
-        """The faster over prefill and decode together, tried before anything counts."""
+        """Return whether flash attention is faster overall, by trial runs that do not count."""
         tried = dataclasses.replace(
             setting, depth_tokens=0, num_sequences=1, num_prompt_tokens=128, is_busy=False
         )
@@ -186,7 +186,7 @@ class Session:
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """Another process that computes all the time on the last core that this one may use."""
+    """Run another process that computes endlessly on the last core available to this one."""
     core = max(os.sched_getaffinity(0))
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
         try:
@@ -197,7 +197,7 @@ def busy_core() -> Iterator[None]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +226,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def peers_of(arguments: argparse.Namespace) -> dict[str | None, Peer]:
-    """The build for this CPU under None, and those for an instruction set under its name."""
+    """Return the build for this CPU under None, and builds for one instruction set by its name."""
     seconds = arguments.run_seconds
     best: Peer = Xllamacpp(timeout_seconds=seconds)
     if arguments.llama_bench is not None:
@@ -244,7 +244,7 @@ def peers_of(arguments: argparse.Namespace) -> dict[str | None, Peer]:
 
 
 def described(peers: Mapping[str | None, Peer], model: Path) -> dict[str | None, Build | str]:
-    """Each build, or why it does not start."""
+    """Describe each build, or say why it does not start."""
     builds: dict[str | None, Build | str] = {}
     for isa, peer in peers.items():
         try:
@@ -255,12 +255,12 @@ def described(peers: Mapping[str | None, Peer], model: Path) -> dict[str | None,
 
 
 def cpu_has_amx() -> bool:
-    """Whether the kernel lists 8-bit tiles among the features of the CPU."""
+    """Return whether the kernel lists 8-bit tiles among the features of the CPU."""
     return "amx_int8" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 
 
 def measured_rows(session: Session, scope: Scope, claims: Sequence[str], build: Any) -> list[Row]:
-    """Measures every setting that the claims need, then answers them."""
+    """Measure every setting that the claims need, then answer the claims."""
     selected_questions = questions(claims, scope)
     for setting in settings_of(selected_questions):
         started = time.monotonic()
@@ -282,7 +282,7 @@ def measured_rows(session: Session, scope: Scope, claims: Sequence[str], build: 
 
 
 def lines_of(rows: Sequence[Row]) -> Iterator[str]:
-    """The table for people; an aim follows the figure it is about."""
+    """Yield the table as text; a target follows the figure that it applies to."""
     yield (
         f"{'':24} {'type':7} {'ours':>8} {'theirs':>8} {'ratio':>14} {'of limit':>16} "
         f"{'theirs':>7} {'of own':>14} {'theirs':>7} {'outside':>14}"
@@ -321,7 +321,7 @@ def _percent(fraction: float | None) -> str:
 
 
 def row_document(row: Row) -> dict[str, Any]:
-    """A row with what follows from it."""
+    """Return a row as a document, with the values derived from it."""
     return {**asdict(row), "ratio": row.ratio, "is_met": row.is_met}
 
 

@@ -1,4 +1,4 @@
-"""What Warp does and says of itself, in a process of its own, for ``warp_features.py``.
+"""Run Warp in a process of its own and report its results, for ``warp_features.py``.
 
 ``python -m warp_child OPERATION FUNCTION…`` prints one JSON object: the version, the devices, what
 the named functions of Warp's library return, and whether the result of the operation on the CPU was
@@ -26,12 +26,13 @@ import warp as wp
 Array = npt.NDArray[Any]
 
 SIDE = 16
-"""Of the matrices: a power of two, as the transform without MathDx wants."""
+"""The side of the matrices: a power of two, as the transform without MathDx requires."""
 
 SEED = 20261122
 
 _TOLERANCE = 1e-4
-"""Of float32 results of size 1 to 16: a hundred times what summing 16 products can be off."""
+"""The tolerance for float32 results from 1 to 16: a hundred times the error of 16 summed products.
+"""
 
 
 def main() -> None:
@@ -50,12 +51,12 @@ def main() -> None:
 
 
 def _library() -> Any:
-    """The library that Warp opened; the module that holds it moved once."""
+    """Return the library that Warp opened; its module differs between versions of Warp."""
     return getattr(wp, "_src", wp).context.runtime.core
 
 
 def _returned(library: Any, name: str) -> int | None:
-    """What the function returns when it is called; None if there is none."""
+    """Call the function, and return its result; None if the library does not have it."""
     function = getattr(library, name, None)
     return None if function is None else int(function())
 

@@ -1,4 +1,4 @@
-"""Whether Warp can what is predicted of it: ``benchmarks/METHODOLOGY.md``, "Warp's features".
+"""Verify predictions of Warp's features: ``benchmarks/METHODOLOGY.md``, "Warp's features".
 
     python benchmarks/warp_features.py WHEEL… [--output benchmarks/results/warp_features.json]
 
@@ -48,7 +48,7 @@ CPU_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one wheel: what its functions return, its CUDA, and what is found on a host."""
+    """The prediction for one wheel: its functions' results, CUDA code, and findings on a host."""
 
     version: str
     seconds: float
@@ -65,7 +65,7 @@ class Prediction:
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What the child said of one operation; what it did not come to say is empty."""
+    """A child's result for one operation; fields that it did not report are empty."""
 
     result: str
     version: str = ""
@@ -110,7 +110,7 @@ def _case(wheel: Path, host: Host, functions: tuple[str, ...]) -> dict[str, obje
 
 
 def predict(wheel: Path, host: Host) -> Prediction:
-    """What the files of the wheel say, and what follows from it on ``host``."""
+    """Return what the wheel's files contain, and what that implies on ``host``."""
     started = time.perf_counter()
     needs = read_needs(wheel)
     prepared = PreparedWheel(needs)
@@ -133,7 +133,7 @@ def _architectures(needs: CudaNeeds) -> tuple[str, ...]:
 
 
 def _run(wheel: Path, functions: tuple[str, ...]) -> dict[str, Ran]:
-    """What the child said of each operation."""
+    """Install the wheel, run every operation in a child process, and return the results."""
     with tempfile.TemporaryDirectory() as folder:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         subprocess.run([*install, "--target", folder, wheel], check=True)

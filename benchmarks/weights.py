@@ -1,4 +1,4 @@
-"""How long the weights of a model take to reach boards: METHODOLOGY, "Weights".
+"""Measure how long a model's weights take to reach boards: METHODOLOGY, "Weights".
 
     python benchmarks/weights.py [--origin hub|owner] [--shape 100M] [--boards 14]
         [--uplink MBIT] [--link MBIT] [--cap MIB] [--no-store] [--again] [--output FILE]
@@ -75,7 +75,7 @@ _MEGABIT = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured. Rates are in bits per second; 0 is no limit."""
+    """One measurement. Rates are in bits per second; 0 means no limit."""
 
     origin: str
     shape: str
@@ -88,7 +88,7 @@ class Case:
 
 @dataclass(slots=True, kw_only=True)
 class BoardResult:
-    """What came of one board. ``received_bytes`` and ``sent_bytes`` are of its interface."""
+    """The result of one board. ``received_bytes`` and ``sent_bytes`` are those of its interface."""
 
     board: int
     layers: tuple[int, int] | None = None
@@ -130,7 +130,7 @@ class WeightsResult:
 
     @property
     def ratio(self) -> float | None:
-        """How many times the least time the deployment took."""
+        """The time of the deployment divided by the minimum time."""
         if not self.deploy_seconds or not self.least_seconds:
             return None
         return self.deploy_seconds / self.least_seconds
@@ -269,7 +269,7 @@ def least_seconds(case: Case, result: WeightsResult) -> float | None:
 
 
 def result_lines(result: WeightsResult) -> Iterator[str]:
-    """One line for every board, and what came of it all."""
+    """Yield a line for every board, and the overall result."""
     yield (
         f"{'board':>5} {'layers':>9} {'plan':>9} {'read':>9} {'received':>9} {'sent':>9} "
         f"{'stored':>9} {'worker':>9} {'board':>9} {'seconds':>7} {'kills':>5}"
@@ -340,7 +340,7 @@ def _start_boards(
     *,
     debugs: bool,
 ) -> list[Board]:
-    """Agents that all see one another. The first serves clients."""
+    """Start agents, and wait until all of them see one another. The first one serves clients."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(_ROOT / "src"),
@@ -388,7 +388,7 @@ def _start_boards(
 
 
 def _hidden(case: Case, model: Path, board: int) -> tuple[str, ...]:
-    """The command that starts an agent to whom the model's folder is empty, unless it owns it."""
+    """Return a command prefix that hides the model's folder from an agent; empty for its owner."""
     if case.origin == "owner" and board == 0:
         return ()
     cover = f'mount -t tmpfs -o size=4k none "{model}" && exec "$@"'
@@ -467,7 +467,7 @@ def _complete(board: Board, host: Host) -> tuple[str, int]:
 
 
 def _traffic(host: Host) -> tuple[int, int]:
-    """Bytes that a host's interface has received and sent."""
+    """Return the bytes that a host's interface has received and sent."""
     counters = Path("/sys/class/net/eth0/statistics")
     command = host.command("cat", str(counters / "rx_bytes"), str(counters / "tx_bytes"))
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
@@ -484,7 +484,7 @@ def _num_kills(group: Path) -> int:
 
 
 def _stored_bytes(folder: Path) -> int:
-    """Blocks that a board's store of weights takes on the disk."""
+    """Return the disk space of a board's store of weights, in bytes."""
     store = folder / "cache" / "potluck" / "weights"
     return sum(path.stat().st_blocks * 512 for path in store.rglob("*") if path.is_file())
 

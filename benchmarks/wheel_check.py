@@ -1,4 +1,4 @@
-"""What checking wheels costs: ``benchmarks/METHODOLOGY.md``, "Wheel check".
+"""Measure the cost of checking wheels: ``benchmarks/METHODOLOGY.md``, "Wheel check".
 
     PYTHONPATH=. python benchmarks/wheel_check.py --large WHEEL --own WHEEL --fleet FOLDER
         [--output benchmarks/results/wheel_check.json]
@@ -36,7 +36,7 @@ _ROUNDS = 5
 _NUM_HOSTS = 1000
 _NUM_WHEELS = 20
 _LEFT_OUT = 0.2
-"""The share of its libraries that a host of the fleet lacks."""
+"""The fraction of its libraries that a host of the fleet lacks."""
 _HOST = "ubuntu-22.04-x86_64"
 _LAUNCHER = Path(__file__).with_name("measured_command.py")
 
@@ -79,7 +79,7 @@ def _peak(taken: list[Taken]) -> str:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Taken:
 
 
 def _commands(wheels: dict[str, Path]) -> dict[str, list[Taken]]:
-    """What the command takes for each wheel, first with an empty cache and then with a full one."""
+    """Measure the command on each wheel, first with an empty cache and then with a full one."""
     samples: dict[str, list[Taken]] = {}
     for _ in range(_ROUNDS):
         for name, wheel in wheels.items():
@@ -121,7 +121,7 @@ def _command(wheel: Path, cache: str) -> Taken:
 
 
 def _fleet(wheels: list[Path]) -> list[Taken]:
-    """What each round takes, with the needs of all wheels in the cache."""
+    """Measure checks of all wheels on all hosts, with the needs of every wheel in the cache."""
     documents = _documents()
     samples = []
     with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +144,7 @@ def _fleet(wheels: list[Path]) -> list[Taken]:
 
 
 def _documents() -> list[str]:
-    """Hosts as JSON, no two alike."""
+    """Return hosts as JSON, no two alike."""
     drawn = random.Random(8)
     shipped = [load_shipped_host(name) for name in sorted(shipped_hosts())]
     documents = []

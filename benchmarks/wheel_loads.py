@@ -1,4 +1,4 @@
-"""What is predicted of a wheel's shared objects on a root, beside what its dynamic linker does."""
+"""Compare predictions for a wheel's shared objects with the dynamic linker of a root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.roots.loads import try_loads
 from tools.roots.wheel_site import SITE
 
 _PYTHON = HostPython(implementation="cpython", version=(3, 11))
-"""What opens the files: ``tools.roots.interpreter``."""
+"""The interpreter that opens the files: ``tools.roots.interpreter``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Load:
 
     @property
     def is_linked(self) -> bool:
-        """Whether the dynamic linker had nothing against it."""
+        """Whether the dynamic linker accepted it."""
         return not self.real or self.real.startswith("signal ")
 
     @property
@@ -45,7 +45,7 @@ class Load:
 
 
 def describe_root(root: Root) -> Host:
-    """The root as a host, after its description was JSON."""
+    """Return the root as a host, read back from the JSON of its description."""
     host = dataclasses.replace(describe_host(root.path, name=root.name), python=_PYTHON)
     return read_host(json.loads(json.dumps(host_document(host))))
 
@@ -53,7 +53,7 @@ def describe_root(root: Root) -> Host:
 def compare_loads(
     wheel: PreparedWheel, prefix: Path, root: Root, check: HostCheck
 ) -> tuple[Load, ...]:
-    """Every shared object of a wheel, which ``unzip_wheel`` has unpacked to ``prefix``.
+    """Compare every shared object of a wheel that ``unzip_wheel`` has unpacked to ``prefix``.
 
     Raises as ``try_loads`` does.
     """
@@ -66,7 +66,7 @@ def compare_loads(
 
 
 def predict_loads(wheel: PreparedWheel, check: HostCheck) -> dict[str, str]:
-    """Why the dynamic linker will not open each shared object by itself, or nothing."""
+    """Return why the dynamic linker will not open each shared object alone; empty if it will."""
     programs = {each.path for each in wheel.tree if each.is_executable}
     files = check.check(wheel).files
     return {each.path: _reason(each) for each in files if each.path not in programs}

@@ -1,4 +1,4 @@
-"""Runs in a root: imports what was installed in a folder, one line for each module.
+"""Import everything that was installed in a folder, inside a root; print a line per module.
 
     python wheel_plan_imports.py SITE MODULE…
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def top_levels(site: str) -> Iterator[str]:
-    """Names of packages and modules, but those that are data or begin with an underscore."""
+    """Yield names of packages and modules, except data and names that begin with an underscore."""
     for distribution in importlib.metadata.distributions(path=[site]):
         names = set()
         for file in distribution.files or ():

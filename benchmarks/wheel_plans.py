@@ -1,4 +1,4 @@
-"""Whether planned sets install and load: ``METHODOLOGY.md``, "Wheel plans".
+"""Verify that planned sets install and load: ``METHODOLOGY.md``, "Wheel plans".
 
     PYTHONPATH=. python benchmarks/wheel_plans.py [--output benchmarks/results/wheel_plans.json]
         [--only warp-lang] [--keep FOLDER]
@@ -39,7 +39,7 @@ from tools.roots.wheel_site import manylinux_platforms
 
 _IMPORTS = Path(__file__).with_name("wheel_plan_imports.py")
 _IMPORT_SECONDS = 1500.0
-"""PyTorch through qemu-user takes minutes."""
+"""The time limit for imports: PyTorch takes minutes under qemu-user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is planned. ``modules`` are those that have to be imported."""
+    """A set to plan. ``modules`` are those that must be importable."""
 
     name: str
     requirements: tuple[str, ...]
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def run_case(case: Case, own: Sequence[Path], kept: Path) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def run_case(case: Case, own: Sequence[Path], kept: Path) -> dict[str, Any]:
 def _distinct(
     shared: Sequence[HostPlan], own: Sequence[HostPlan]
 ) -> Iterator[tuple[bool, HostPlan]]:
-    """Both answers; a host's own is left out where it is the shared one."""
+    """Yield both answers; a host's own is left out if it equals the shared one."""
     for each in shared:
         yield True, each
     for each in own:
@@ -270,7 +270,7 @@ def _install(plan: HostPlan, place: Place, root: Root, site: Path, kept: Path) -
 
 
 def _import_all(case: Case, place: Place, root: Root, site: Path) -> dict[str, str]:
-    """What importing each module said in the root: empty where it worked."""
+    """Import each module in the root, and return the error of each; empty if it succeeded."""
     shutil.copy(_IMPORTS, site.parent / "imports.py")
     shared = {"site": site, "imports": site.parent / "imports.py"}
     if root.is_emulated:

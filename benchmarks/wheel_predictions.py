@@ -1,4 +1,4 @@
-"""What is predicted of wheels, beside the dynamic linker: ``METHODOLOGY.md``, "Wheel predictions".
+"""Compare predictions for wheels with the dynamic linker: METHODOLOGY, "Wheel predictions".
 
     PYTHONPATH=. python benchmarks/wheel_predictions.py --wheels FOLDER
         [--output benchmarks/results/wheel_predictions.json] [--only warp-lang] [--roots NAME …]
@@ -34,9 +34,9 @@ from tools.roots.system import system
 from tools.roots.wheel_site import SITE, unzip_wheel
 
 _AUDITWHEEL = Path(__file__).parents[1] / "build" / "wheels" / "tools" / "bin" / "auditwheel"
-"""Installed with what makes our wheels."""
+"""auditwheel from the environment that builds our wheels."""
 _AUDITWHEEL_SECONDS = 300
-"""It looks at each pair of a wheel's files: minutes for hundreds of them."""
+"""The time limit of auditwheel, which compares all pairs of a wheel's files."""
 _SHOWN_DIFFERENCES = 5
 
 
@@ -68,13 +68,13 @@ def main() -> None:
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves the docstring as it is."""
+    """Prints the docstring unchanged."""
 
 
 def _row(
     wheel: Path, systems: Sequence[Root], checks: Mapping[str, HostCheck]
 ) -> dict[str, object]:
-    """One wheel: its tags, and what each root does with it."""
+    """Return the row of one wheel: its tags, and what each root does with it."""
     prepared = PreparedWheel(read_needs(wheel))
     results = {}
     files: list[str] = []
@@ -96,7 +96,7 @@ def _row(
 
 
 def _outcomes(loads: Sequence[Load]) -> list[dict[str, object]]:
-    """What was predicted and what happened, each pair once with the numbers of its files."""
+    """Return each distinct pair of predicted and real outcome, with the numbers of its files."""
     numbers: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, load in enumerate(loads):
         own_path = f"{OPENED}/{SITE}/{load.file}: "
@@ -108,7 +108,7 @@ def _outcomes(loads: Sequence[Load]) -> list[dict[str, object]]:
 
 
 def auditwheel_tag(wheel: Path) -> str:
-    """The platform tag that ``auditwheel show`` finds a wheel consistent with, or ``none``."""
+    """Return the platform tag that ``auditwheel show`` assigns to a wheel, or ``none``."""
     command = [str(_AUDITWHEEL), "show", str(wheel)]
     try:
         done = subprocess.run(

@@ -39,7 +39,7 @@ does not support the emulated CPU."""
 def page(
     document: Mapping[str, Any], known: Sequence[Explanation], known_tags: Mapping[str, str]
 ) -> str:
-    """The whole page. A difference that nobody has explained is said to be unexplained."""
+    """Return the page. A difference without a known explanation is reported as unexplained."""
     notes: dict[str, int] = {}
     parts = [_INTRODUCTION, _summary(document)]
     for machine in _MACHINES:
@@ -78,7 +78,7 @@ def _cells(
     known_tags: Mapping[str, str],
     notes: dict[str, int],
 ) -> list[str]:
-    """A row: the wheel, its tags, a cell for each root of its machine, one for all others."""
+    """Return a row: the wheel, its tags, a cell for each root of its machine, one for others."""
     name, version, _, tags = parse_wheel_filename(wheel["wheel"])
     names = [root["name"] for root in own_roots]
     groups = [*([each] for each in names), [each for each in wheel["results"] if each not in names]]
@@ -105,7 +105,7 @@ def _cell(
     known: Sequence[Explanation],
     notes: dict[str, int],
 ) -> str:
-    """How many files load on some roots, and the notes on what is not as predicted."""
+    """Return how many files load on some roots, and notes on wrong predictions."""
     loads = [(root, load) for root, load in _loads(wheel) if root in roots]
     loading = sum(load.is_linked for _, load in loads)
     cell = {len(loads): "all", 0: "none"}.get(loading, f"{loading} of {len(loads)}")
@@ -119,7 +119,7 @@ def _cell(
 def _note(
     wheel: str, root: str, load: Load, known: Sequence[Explanation], notes: dict[str, int]
 ) -> int:
-    """The number of the note on a difference, which is added where it is new."""
+    """Return the number of the note on a difference; add the note if it is new."""
     why = next(
         (each.why for each in known if each.is_of(wheel, root, load.file)),
         f"Unexplained: `{load.file}`; predicted: {load.predicted or 'loads'}; "
@@ -142,7 +142,7 @@ def _root_title(root: Mapping[str, Any]) -> str:
 
 
 def _short(tag: str) -> str:
-    """``manylinux_2_28_x86_64`` as ``2_28``."""
+    """Shorten ``manylinux_2_28_x86_64`` to ``2_28``."""
     return (
         tag.removeprefix("manylinux").lstrip("_").removesuffix("_x86_64").removesuffix("_aarch64")
     )

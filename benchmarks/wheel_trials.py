@@ -1,4 +1,4 @@
-"""The wheels that predictions are tried with (``wheel_trials.toml``), fetched through pip."""
+"""The wheels on which predictions are tested (``wheel_trials.toml``), downloaded by pip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.roots.wheel_site import manylinux_platforms
 _DATA = Path(__file__).with_name("wheel_trials.toml")
 
 _NEWEST_MINOR = 41
-"""Of glibc 2.x: wheels for any system that has a policy are taken."""
+"""The newest glibc 2.x: wheels for any system that has a policy are accepted."""
 _PYTHON = (3, 11)
 
 
@@ -36,7 +36,9 @@ class WheelTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a prediction and the dynamic linker differ: patterns of wheel, root and file, and why."""
+    """The reason why a prediction and the dynamic linker differ, for patterns of wheel, root and
+    file.
+    """
 
     wheel: str
     root: str
@@ -44,7 +46,7 @@ class Explanation:
     why: str
 
     def is_of(self, wheel: str, root: str, file: str) -> bool:
-        """Whether it explains a difference."""
+        """Return whether this explains a difference."""
         return (
             fnmatchcase(wheel, self.wheel)
             and fnmatchcase(root, self.root)
@@ -53,7 +55,7 @@ class Explanation:
 
 
 def wheel_trials() -> Iterator[WheelTrial]:
-    """All of them, in the order of the file."""
+    """Yield all trials, in the order of the file."""
     for row in tomllib.loads(_DATA.read_text("utf-8"))["wheel"]:
         for machine in row["machines"]:
             yield WheelTrial(
@@ -65,19 +67,19 @@ def wheel_trials() -> Iterator[WheelTrial]:
 
 
 def explanations() -> tuple[Explanation, ...]:
-    """Those of differences that are known."""
+    """Return the explanations of known differences."""
     rows = tomllib.loads(_DATA.read_text("utf-8")).get("explanation", [])
     return tuple(Explanation(**row) for row in rows)
 
 
 def tag_explanations() -> Mapping[str, str]:
-    """Why the least tag is not auditwheel's, by pattern of wheel."""
+    """Return why the least tag is not auditwheel's, by pattern of wheel."""
     rows = tomllib.loads(_DATA.read_text("utf-8")).get("tag_explanation", [])
     return {row["wheel"]: row["why"] for row in rows}
 
 
 def fetch_wheel(trial: WheelTrial, folder: Path) -> Path:
-    """The wheel's file in ``folder``; fetched where it is not there.
+    """Return the path of the wheel in ``folder``; download it if it is missing.
 
     Raises ``CalledProcessError`` with what pip said in ``stderr``.
     """
@@ -99,7 +101,7 @@ def fetch_wheel(trial: WheelTrial, folder: Path) -> Path:
 
 
 def _in_folder(trial: WheelTrial, folder: Path) -> Path | None:
-    """The file that pip would take of those that are there."""
+    """Return the file that pip would choose among those in ``folder``, or None."""
     preference = _preference(trial.machine)
     found = []
     for path in folder.glob("*.whl"):
@@ -111,7 +113,7 @@ def _in_folder(trial: WheelTrial, folder: Path) -> Path | None:
 
 @cache
 def _preference(machine: str) -> Mapping[Tag, int]:
-    """Each tag that is taken, and its place among them."""
+    """Return each accepted tag with its position in pip's order."""
     platforms = manylinux_platforms(machine, _NEWEST_MINOR)
     tags = [
         *cpython_tags(_PYTHON, platforms=platforms),

@@ -26,7 +26,7 @@ _NUM_TOKENS = 1000
 
 
 def build() -> dict[str, str]:
-    """Version, commit, compiler and features."""
+    """Return the version, commit, compiler and features."""
     info = xllamacpp.BUILD_INFO
     return {
         "version": version("xllamacpp"),
@@ -37,7 +37,7 @@ def build() -> dict[str, str]:
 
 
 def open_server(case: dict[str, Any]) -> Any:
-    """With the model loaded and a slot for each sequence."""
+    """Open a server with the model loaded and a slot for each sequence."""
     params = xllamacpp.CommonParams()
     params.model.path = case["model"]
     params.n_parallel = case["num_sequences"]
@@ -56,7 +56,7 @@ def open_server(case: dict[str, Any]) -> Any:
 
 
 def measure(case: dict[str, Any]) -> dict[str, list[float]]:
-    """A round that does not count, then the others."""
+    """Run a warm-up round, then the counted rounds."""
     server = open_server(case)
     rounds = [_round(server, case) for _ in range(case["num_repeats"] + 1)][1:]
     return {
@@ -66,7 +66,7 @@ def measure(case: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _round(server: Any, case: dict[str, Any]) -> tuple[float, float]:
-    """Prompt and decode rate of sequences that are begun together."""
+    """Return the prompt and decode rates of sequences that start together."""
     draw = random.Random(0)
     timings: list[dict[str, float]] = []
 

@@ -1,4 +1,4 @@
-"""Write src/potluck/kernels/_core.pyi: what the compiled core has, as the installed one says.
+"""Write src/potluck/kernels/_core.pyi, the interface of the installed compiled core.
 
 ``python -m tools.core_stub && ruff format src/potluck/kernels/_core.pyi`` after a change of a
 binding; a test compares the two. Names, arguments, defaults and types are what ``nanobind.stubgen``
@@ -40,7 +40,7 @@ from potluck.types.program import Op
 
 
 class _Edit(ast.NodeTransformer):
-    """Short names for arrays, and what the table says of functions and classes."""
+    """Shortens the names of array types, and adds the table's docstrings and types."""
 
     def __init__(self, docs: dict[str, str], types: dict[str, str]) -> None:
         self._docs, self._types = dict(docs), dict(types)
@@ -94,7 +94,7 @@ class _Edit(ast.NodeTransformer):
 
 
 def core_stub() -> str:
-    """The stub of the core that is installed, not formatted."""
+    """Return the stub of the installed core, unformatted."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
     stub = StubGen(importlib.import_module("potluck.kernels._core"), include_docstrings=False)
     stub.put(stub.module)

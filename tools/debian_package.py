@@ -17,11 +17,11 @@ _SIZE = slice(48, 58)
 
 
 class DebianPackageError(Exception):
-    """Not a Debian package, or none that can be read here."""
+    """The file is not a Debian package, or cannot be read here."""
 
 
 def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the ``ar`` archive's members.
+    """Yield the names and contents of the ``ar`` archive's members.
 
     Raises ``DebianPackageError`` where it is no such archive, or ends early.
     """
@@ -43,7 +43,7 @@ def archive_members(package: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def installed_files(package: bytes) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Regular files of the package: path from the root (``usr/include/…``), and content.
+    """Yield the regular files of the package: path from the root (``usr/include/…``), and content.
 
     Raises ``DebianPackageError`` where it is no package, or Python cannot decompress it.
     """

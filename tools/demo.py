@@ -1,4 +1,4 @@
-"""``make demo``: three agents on this machine, one model cut over them, one question over HTTP.
+"""``make demo``: three agents on this machine share one model and answer a question over HTTP.
 
 Everything is on loopback and in a temporary directory. The agents are ended and the directory is
 removed however this ends: after the answer, after an error, and after Ctrl-C at any moment (exit
@@ -59,12 +59,12 @@ _ERROR_LINES = 20
 
 
 class DemoError(Exception):
-    """What went wrong, for people: one line or several."""
+    """A failure of the demo, described in one line or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """One agent: its process, its state directory, and the file with what it says."""
+    """One agent: its process, its state directory, and the file with its output."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -137,7 +137,7 @@ class _Agents:
 
 
 async def _address(node: _Node) -> str:
-    """The HTTP address that an agent prints when it is up."""
+    """Return the HTTP address that an agent prints when it is up."""
     output = node.process.stdout
     assert output is not None
     line = await asyncio.wait_for(asyncio.to_thread(output.readline), _START_SECONDS)
@@ -150,7 +150,7 @@ async def _address(node: _Node) -> str:
 async def _result(
     node: _Node, method: str, on_event: Callable[[Any], None] = lambda event: None, **params: object
 ) -> Any:
-    """What an agent answers on its control socket."""
+    """Call an agent over its control socket, and return the result."""
 
     def talk() -> Any:
         for document in ask(node.state.control_socket, method, params):
@@ -166,7 +166,7 @@ async def _result(
 
 
 async def _wait_for_members(node: _Node, num_nodes: int) -> dict[str, Any]:
-    """The cluster's state, once so many nodes are in it."""
+    """Wait until ``num_nodes`` nodes are ready, and return the cluster's state."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         state: dict[str, Any] = await _result(node, "state")
@@ -235,7 +235,7 @@ class _Chat:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The documents of a stream of server-sent events."""
+    """Yield the documents of a stream of server-sent events."""
     for line in response:
         if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
             yield json.loads(line.removeprefix(b"data: "))

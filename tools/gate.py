@@ -1,4 +1,4 @@
-"""Runs the tests that gate a change: every group, whatever fails, then what failed once more.
+"""Run the tests that gate a change: every group even if one fails, then failed tests once more.
 
 A test that fails and then passes in a new process, with nothing beside it, is reported as FLAKY.
 More than ``MOST_FLAKY`` of them fail the run, and so do a test that fails twice and a group that
@@ -35,7 +35,7 @@ BUILDING_WHEELS = tuple(
     f"tests/portability/test_{name}.py"
     for name in ("newcomers", "own_wheels", "run_demo", "wheel_build")
 )
-"""They compile wheels, which takes minutes."""
+"""Tests that compile wheels, which takes minutes."""
 
 CLUSTER = tuple(
     f"tests/cluster/{name}"

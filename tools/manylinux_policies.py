@@ -39,14 +39,14 @@ def main() -> None:
 
 
 def _policies() -> Sequence[Mapping[str, Any]]:
-    """Those of glibc, ascending."""
+    """Return the glibc policies in ascending order."""
     text = resources.files("auditwheel").joinpath("policy/manylinux-policy.json").read_text("utf-8")
     found = [each for each in json.loads(text) if each["name"].startswith("manylinux_")]
     return sorted(found, key=lambda each: _glibc(each["name"]))
 
 
 def lines(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of the file."""
+    """Yield the lines of the file."""
     yield "# Made by tools/manylinux_policies.py: the facts of the manylinux policies, from"
     yield f"# https://github.com/pypa/auditwheel, release {metadata.version('auditwheel')}, and the"
     yield "# glibc of well-known systems. Versions and libraries stand with the oldest policy that"
@@ -73,7 +73,7 @@ def lines(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _table(name: str, allowed: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """What each policy allows that none before it did."""
+    """Yield what each policy allows that no earlier one did."""
     yield ""
     yield f"[{name}]"
     seen: set[str] = set()
@@ -102,7 +102,7 @@ def _versions(policy: Mapping[str, Any], machine: str) -> Iterator[str]:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """GLIBC_2.9 before GLIBC_2.10."""
+    """Return a key that sorts GLIBC_2.9 before GLIBC_2.10."""
     parts = name.replace("_", ".").split(".")
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/models.md``.
+"""Generate ``docs/reference/models.md``.
 
     python -m tools.models_reference > docs/reference/models.md
 
@@ -26,7 +26,7 @@ _NOTE = "<!-- Made by tools/models_reference.py; edit that, or the data beside t
 
 
 def page(shown: Mapping[str, Any], published: Mapping[str, str]) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     return "\n".join((*_families(shown, published), "", *_formats())) + "\n"
 
 
@@ -60,7 +60,7 @@ def _families(shown: Mapping[str, Any], published: Mapping[str, str]) -> Iterato
 
 
 def _gpu_backends() -> dict[str, BackendSpec]:
-    """One backend of each engine but the native one, by its engine's name."""
+    """Return one backend of each engine except the native one, by the engine's name."""
     return {
         spec.name.partition(":")[0]: spec
         for spec in BACKENDS
@@ -82,7 +82,7 @@ def _engines(shown: list[str], files: str) -> str:
 
 
 def _runs(spec: BackendSpec, proof: Mapping[str, Any]) -> str:
-    """Whether a backend computes a family, or the models of it that lack something."""
+    """Return whether a backend computes a family, or the models of it that lack something."""
     missing = set(proof["features"]) - spec.abilities.features
     named = sorted(
         each for each in missing if " " not in each or each.partition(" ")[0] not in missing

@@ -77,7 +77,7 @@ class _Field:
 
     @property
     def declaration(self) -> str:
-        """The member of the struct."""
+        """The declaration of the struct's member."""
         kind = _KINDS.get(self.kind, self.kind.__name__)
         if self.is_optional:
             kind = f"std::optional<{kind}>"

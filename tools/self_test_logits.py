@@ -19,17 +19,17 @@ from potluck.types.program import Program
 
 
 class _Reference(ReferenceEngine):
-    """With what an engine that is loaded has besides."""
+    """A reference engine with the other methods of a loadable engine."""
 
     weights_bytes = 0
     expert_use = NO_EXPERTS
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing, because nothing is compiled."""
 
 
 def reference_logits() -> list[list[float]]:
-    """Rounded to six digits, a millionth of what a backend may be off by."""
+    """Return the logits rounded to six digits, a millionth of the error that a backend may make."""
 
     def make_engine(
         program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0

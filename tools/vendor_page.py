@@ -135,7 +135,7 @@ PACKAGES = (
 
 
 class VendoringError(Exception):
-    """A package is not what this file says."""
+    """A package differs from this file's description."""
 
 
 def license_name(package: VendoredPackage) -> str:

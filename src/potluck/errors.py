@@ -1,41 +1,41 @@
-"""Every error that Potluck raises on purpose.
+"""All errors that Potluck raises deliberately.
 
     PotluckError
-    ├── UsageError               the caller asked for something that makes no sense (exit code 2)
+    ├── UsageError               the caller made an invalid request (exit code 2)
     │   ├── ParameterError       a parameter has a value that is not allowed
     │   └── PromptTooLongError   a prompt does not fit in the context
-    ├── ModelNotFoundError       nothing at the path or hub id given
+    ├── ModelNotFoundError       nothing usable at the given path or hub id
     ├── ModelFileError           a file is truncated, corrupt, or contradicts another
-    │   └── DamagedChunkError        bytes of a file do not have the SHA-256 that they must have
-    ├── StoreFullError           bytes cannot be kept: the limit is reached or the disk is full
-    ├── TransferError            bytes of a file cannot be had from any node or the hub
-    ├── WheelFileError           a wheel, or a file in it, is broken, hostile or no wheel at all
-    ├── WheelDownloadError       pip found no wheel, could not download it, or is not there
-    ├── UnsupportedModelError    a sound model that this build cannot run
+    │   └── DamagedChunkError        bytes of a file do not have the expected SHA-256
+    ├── StoreFullError           bytes cannot be stored: the limit is reached, or the disk is full
+    ├── TransferError            bytes of a file are not available from any node or the hub
+    ├── WheelFileError           a wheel is broken or malicious, or the file is not a wheel
+    ├── WheelDownloadError       pip found no wheel, could not download it, or is not installed
+    ├── UnsupportedModelError    a valid model that this build cannot run
     ├── ChatTemplateError        a chat template is absent or broken, or refuses the messages
-    ├── ElfError                 a file is no ELF file, or a broken one
-    │   └── NotLoadableError     a sound one of a kind that no dynamic linker loads
-    ├── HostError                a host that cannot be described, a broken description
-    ├── FatBinaryError           what should be GPU code in a library is not, or is cut short
-    ├── InsufficientMemoryError  it would not fit in the memory that may be used
+    ├── ElfError                 a file is not a valid ELF file
+    │   └── NotLoadableError     a valid one of a kind that no dynamic linker loads
+    ├── HostError                a host cannot be described, or its description is broken
+    ├── FatBinaryError           the GPU code of a library is malformed or truncated
+    ├── InsufficientMemoryError  it does not fit in the usable memory
     ├── OverloadedError          there is no room for more requests now
     ├── EngineError              the compiled core is missing or refused a call
     │   ├── UnitFaultError       a device or its driver failed under an engine
-    │   │   └── StalledError     a worker got no further while it loaded
-    │   ├── DefectError          an exception that nobody expected ended what served a model
+    │   │   └── StalledError     a worker made no progress
+    │   ├── DefectError          an unexpected exception stopped the serving of a model
     │   └── MovedError           another node coordinates the deployment, or soon will
-    ├── RefusedRequestError      a request that has ended what served a model twice
+    ├── RefusedRequestError      a request has twice stopped the serving of its model
     ├── EdgeError                a connection between two stages failed or was refused
-    │   └── EdgeClosedError      it was closed, by either side, between two frames
-    ├── JoinError                a node could not take its place in the cluster
+    │   └── EdgeClosedError      it was closed by either side between two frames
+    ├── JoinError                a node could not join the cluster
     │   ├── NodeIdInUseError     another agent runs under its id
-    │   └── RemovedFromClusterError  the others refuse it, for good
+    │   └── RemovedFromClusterError  the node was removed permanently
     └── CallError                a control call to another node failed
         ├── NodeLostError        the node called is not in the cluster, or left during the call
-        └── SilentNodeError      the node called is there, and says nothing
+        └── SilentNodeError      the node called is a member, but does not answer
 
-An error says what is wrong in one line (``message``) and what to do about it (``hint``). The
-command line prints both and no traceback; programs read the fields.
+An error has one line that says what is wrong (``message``) and one that says what to do about it
+(``hint``). The command line prints both without a traceback; programs read the fields.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PotluckError(Exception):
 
 
 class UsageError(PotluckError):
-    """The caller asked for something that makes no sense."""
+    """The caller made an invalid request."""
 
     exit_code = 2
 
@@ -83,7 +83,7 @@ class PromptTooLongError(UsageError):
 
 
 class ModelNotFoundError(PotluckError):
-    """Nothing usable at the path or hub id given."""
+    """There is nothing usable at the given path or hub id."""
 
     exit_code = 2
 
@@ -98,7 +98,7 @@ class ModelFileError(PotluckError):
 
 
 class DamagedChunkError(ModelFileError):
-    """Chunk ``chunk`` of the file ``path`` does not have the SHA-256 that it must have."""
+    """Chunk ``chunk`` of the file ``path`` does not have the expected SHA-256."""
 
     def __init__(self, path: str, chunk: int, problem: str, *, hint: str = "") -> None:
         super().__init__(path, f"chunk {chunk} {problem}", hint=hint)
@@ -106,15 +106,15 @@ class DamagedChunkError(ModelFileError):
 
 
 class StoreFullError(PotluckError):
-    """Bytes cannot be kept in a store: its limit is reached, or the disk is full or broken."""
+    """Bytes cannot be stored: the store's limit is reached, or the disk is full or broken."""
 
 
 class TransferError(PotluckError):
-    """Bytes of a file cannot be had from any source, or what brings them ended."""
+    """Bytes of a file are not available from any source, or the transfer process ended."""
 
 
 class WheelFileError(PotluckError):
-    """The file ``path`` is no wheel that can be read, or tries to do harm: ``problem``."""
+    """The file ``path`` cannot be read as a wheel, or is malicious: ``problem``."""
 
     exit_code = 2
 
@@ -128,13 +128,13 @@ class WheelFileError(PotluckError):
 
 
 class WheelDownloadError(PotluckError):
-    """pip found no wheel of a project, could not download it, or is not there."""
+    """pip found no wheel of a project, could not download it, or is not installed."""
 
     exit_code = 2
 
 
 class UnsupportedModelError(PotluckError):
-    """The model is sound but this build cannot run it; ``missing`` names what it lacks."""
+    """The model is valid, but this build cannot run it; ``missing`` names the missing features."""
 
     def __init__(self, message: str, *, missing: tuple[str, ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -142,27 +142,27 @@ class UnsupportedModelError(PotluckError):
 
 
 class ChatTemplateError(PotluckError):
-    """A chat template is absent or broken, or refuses the messages it was given."""
+    """A chat template is absent or broken, or refuses its messages."""
 
 
 class TemplateLimitError(ChatTemplateError):
-    """A chat template takes too many steps, or writes too much, for the messages it was given."""
+    """A chat template takes too many steps, or writes too much, for its messages."""
 
 
 class ElfError(PotluckError):
-    """A file is no ELF file, or one that contradicts itself. Whoever knows its path says it."""
+    """A file is not a valid ELF file. The caller adds its path."""
 
 
 class NotLoadableError(ElfError):
-    """A sound ELF file that no dynamic linker loads: an object file, a core dump."""
+    """A valid ELF file that no dynamic linker loads: an object file or a core dump."""
 
 
 class HostError(PotluckError):
-    """A host cannot be described, or a description of one is broken or not there."""
+    """A host cannot be described, or its description is broken or missing."""
 
 
 class FatBinaryError(PotluckError):
-    """What should be GPU code in a library is not, or is cut short. It loads all the same."""
+    """The GPU code of a library is malformed or truncated; the library itself still loads."""
 
 
 class InsufficientMemoryError(PotluckError):
@@ -175,7 +175,7 @@ class InsufficientMemoryError(PotluckError):
 
 
 class OverloadedError(PotluckError):
-    """There is no room for another request now; after ``retry_after_seconds`` there may be."""
+    """There is no room for another request; retry after ``retry_after_seconds``."""
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
         super().__init__(message, hint=f"retry in {retry_after_seconds} s")
@@ -187,7 +187,7 @@ class EngineError(PotluckError):
 
 
 class UnitFaultError(EngineError):
-    """A device or its driver failed under an engine, which is of no use any more.
+    """A device or its driver failed under an engine, which can no longer be used.
 
     ``fault`` is the value of a ``potluck.types.unit.Fault``.
     """
@@ -198,11 +198,11 @@ class UnitFaultError(EngineError):
 
 
 class StalledError(UnitFaultError):
-    """A worker got no further, while it loaded or in a step, or does not answer."""
+    """A worker made no progress while loading or in a step, or does not answer."""
 
 
 class DefectError(EngineError):
-    """An exception that nobody expected ended what served a model; the log has the traceback."""
+    """An unexpected exception stopped the serving of a model; the log has the traceback."""
 
 
 class MovedError(EngineError):
@@ -210,7 +210,7 @@ class MovedError(EngineError):
 
 
 class RefusedRequestError(PotluckError):
-    """A request is not computed, as it has ended what served its model twice: do not repeat it."""
+    """A request is refused because it has stopped the serving of its model twice: do not repeat."""
 
 
 class EdgeError(PotluckError):
@@ -223,15 +223,15 @@ class EdgeError(PotluckError):
 
 
 class EdgeClosedError(EdgeError):
-    """An edge was closed, by either side, between two frames: nothing was cut off."""
+    """An edge was closed by either side between two frames, so no frame was truncated."""
 
 
 class JoinError(PotluckError):
-    """A node could not take its place in the cluster."""
+    """A node could not join the cluster."""
 
 
 class NodeIdInUseError(JoinError):
-    """Another agent takes part as ``node_id``, and has done so for longer."""
+    """Another agent has been a member as ``node_id`` for longer."""
 
     def __init__(self, node_id: str, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -239,7 +239,7 @@ class NodeIdInUseError(JoinError):
 
 
 class RemovedFromClusterError(JoinError):
-    """The node ``node_id`` was removed from the cluster: no other will ever take it again."""
+    """The node ``node_id`` was removed from the cluster permanently."""
 
     def __init__(self, node_id: str) -> None:
         super().__init__(
@@ -262,9 +262,9 @@ class NodeLostError(CallError):
 
 
 class SilentNodeError(CallError):
-    """A node that is in the cluster has sent no part of its answer for too long."""
+    """A member has sent no part of its answer for too long."""
 
 
 def _encodable(text: str) -> str:
-    """``text`` as it can be encoded: the name of a file may hold bytes that are no UTF-8."""
+    """Return ``text`` so that it can be encoded: file names may contain invalid UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -44,7 +44,7 @@ SAMPLES = (
 
 
 def answer(model: Any, tokenizer: Any, sample: Sample) -> str:
-    """What the model writes for ``sample``, without the tokens that end it."""
+    """Return what the model writes for ``sample``, without the tokens that end it."""
     if sample.chat:
         messages = [{"role": "user", "content": sample.prompt}]
         inputs = tokenizer.apply_chat_template(
@@ -62,12 +62,12 @@ def answer(model: Any, tokenizer: Any, sample: Sample) -> str:
 
 
 def quoted(text: str) -> str:
-    """``text`` as a block that Markdown leaves alone."""
+    """Return ``text`` as a block that Markdown leaves unchanged."""
     return f"```text\n{text}\n```"
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)

@@ -102,7 +102,7 @@ def _finish(text: str, rng: random.Random) -> str:
 
 
 def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
-    """A user's request that ``story`` fulfils, in one of many phrasings."""
+    """Return a user's request that ``story`` fulfils, in one of many phrasings."""
     slots = dict(story.cast.slots)
     if rng.random() < 0.12:
         return _finish(weave(rng.choice(AGAIN if again else ANY), slots, rng), rng)
@@ -131,24 +131,24 @@ def request_for(story: Story, rng: random.Random, again: bool = False) -> str:
 
 
 def question_about(story: Story, rng: random.Random) -> tuple[str, str]:
-    """A question about a story just told, and its correct short answer."""
+    """Return a question about a story just told, and its correct short answer."""
     pool = story.cast.plot.answers if rng.random() < 0.5 else GENERAL_QUESTIONS
     question, answer = rng.choice(pool)
     return weave(question, story.cast.slots, rng), weave(answer, story.cast.slots, rng)
 
 
 def _pair(prompt: str, answered: str) -> list[Message]:
-    """One turn: what the user says and what the assistant answers."""
+    """Return one turn: what the user says and what the assistant answers."""
     return [Message("user", prompt), Message("assistant", answered)]
 
 
 def _small(pool: tuple[Beat, Beat], slots: Mapping[str, str], rng: random.Random) -> list[Message]:
-    """One turn of smalltalk."""
+    """Return one turn of small talk."""
     return _pair(weave(rng.choice(pool[0]), slots, rng), weave(rng.choice(pool[1]), slots, rng))
 
 
 def _extras(story: Story, rng: random.Random) -> dict[str, str]:
-    """The slots of smalltalk: a story's facts and two numbers."""
+    """Return the slots of small talk: a story's facts and two numbers."""
     return {
         **story.cast.slots,
         "digits": str(rng.randrange(1, 10 ** rng.randint(1, 3))),
@@ -157,7 +157,7 @@ def _extras(story: Story, rng: random.Random) -> dict[str, str]:
 
 
 def _first_turn(story: Story, rng: random.Random) -> tuple[list[Message], bool]:
-    """How a conversation begins, and whether ``story`` has been told in it."""
+    """Return the beginning of a conversation, and whether ``story`` has been told in it."""
     slots = _extras(story, rng)
     roll = rng.random()
     if roll < 0.72:

@@ -18,7 +18,7 @@ PAD, BOS, EOS, SYSTEM, USER, ASSISTANT, END = SPECIAL_TOKENS = (
     "<|end|>",
 )
 HELD_OUT_SEED = 990_001
-"""Of the documents that the loss is measured on; training has another."""
+"""The seed of the documents on which the loss is measured; training uses another."""
 
 HELD_OUT_DOCUMENTS = 200
 
@@ -32,13 +32,13 @@ CHAT_TEMPLATE = (
 
 
 def render_chat(messages: Sequence[Message]) -> str:
-    """A conversation as the model reads it; must stay equal to what ``CHAT_TEMPLATE`` gives."""
+    """Render a conversation for the model; must stay equal to the result of ``CHAT_TEMPLATE``."""
     turns = (f"<|{message.role}|>\n{message.content}{END}\n" for message in messages)
     return BOS + "".join(turns)
 
 
 def document(seed: int, index: int) -> str:
-    """Document ``index`` of the endless stream of ``seed``: half stories, half chats."""
+    """Return document ``index`` of the endless stream of ``seed``: half stories, half chats."""
     rng = random.Random(f"{seed}:{index}")
     if rng.random() < 0.5:
         return f"{BOS}{make_story(rng).text}{EOS}"
@@ -46,7 +46,7 @@ def document(seed: int, index: int) -> str:
 
 
 def documents(seed: int, start: int = 0) -> Iterator[str]:
-    """The stream of ``seed`` from document ``start`` on."""
+    """Yield the documents of ``seed`` from number ``start`` on."""
     index = start
     while True:
         yield document(seed, index)

@@ -21,7 +21,7 @@ Json = Mapping[str, object]
 
 
 def architecture(tokenizer: Tokenizer) -> Json:
-    """``config.json``, written with the key names that most programs read."""
+    """Return ``config.json``, with the key names that most programs read."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -51,7 +51,7 @@ def architecture(tokenizer: Tokenizer) -> Json:
 
 
 def generation(tokenizer: Tokenizer) -> Json:
-    """``generation_config.json``: a story ends with eos, an answer in a chat with the end token."""
+    """Return ``generation_config.json``: stories end with eos, answers with the end token."""
     return {
         "bos_token_id": tokenizer.token_to_id(BOS),
         "eos_token_id": [tokenizer.token_to_id(EOS), tokenizer.token_to_id(END)],
@@ -63,7 +63,7 @@ def generation(tokenizer: Tokenizer) -> Json:
 
 
 def tokenizer_settings(tokenizer: Tokenizer) -> Json:
-    """``tokenizer_config.json`` with the chat template."""
+    """Return ``tokenizer_config.json`` with the chat template."""
     named = {BOS, EOS, PAD}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -117,7 +117,7 @@ def export(run: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)

@@ -41,7 +41,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Wish:
-    """What a story must contain; whatever is None is free."""
+    """The requirements of a story; whatever is None is free."""
 
     hero: Being | None = None
     kind: str | None = None
@@ -101,7 +101,7 @@ _ROOFED = frozenset({"castle", "library", "school"})
 
 
 def _pronouns(female: bool, prefix: str = "") -> dict[str, str]:
-    """The pronoun slots for one being; ``prefix`` tells the friend's from the hero's."""
+    """Return the pronoun slots for one being; ``prefix`` distinguishes the friend from the hero."""
     he, him, his = ("she", "her", "her") if female else ("he", "him", "his")
     return {
         f"{prefix}he": he,
@@ -114,7 +114,9 @@ def _pronouns(female: bool, prefix: str = "") -> dict[str, str]:
 
 
 def random_name(rng: random.Random, female: bool) -> str:
-    """A common name, a pet's name, or (often) one made of syllables, so that names get copied."""
+    """Return a common name, a pet's name, or (often) a name made of syllables, so that the model
+    learns to copy names.
+    """
     roll = rng.random()
     if roll < 0.35:
         return rng.choice(lex.GIRL_NAMES if female else lex.BOY_NAMES)
@@ -126,7 +128,7 @@ def random_name(rng: random.Random, female: bool) -> str:
 def _being(
     rng: random.Random, kind: str | None, name: str | None, trait: str | None, helper: bool
 ) -> Being:
-    """Someone new; a helper is more often an animal and has a helper's trait."""
+    """Return a new character; a helper is more often an animal and has a helper's trait."""
     kind = kind or rng.choice(
         lex.ANIMALS if rng.random() < (0.8 if helper else 0.55) else lex.KINDS
     )
@@ -141,7 +143,7 @@ def _being(
 
 
 def _an(words: str) -> str:
-    """``words`` behind the indefinite article; ``weave`` turns it into ``an`` where needed."""
+    """Return ``words`` after the article ``a``, which ``weave`` turns into ``an`` if needed."""
     return f"a {words}"
 
 
@@ -215,13 +217,13 @@ def _fill(value: str, slots: Mapping[str, str], rng: random.Random) -> str:
 
 
 def _section(beats: tuple[Beat, ...], slots: Mapping[str, str], rng: random.Random) -> str:
-    """One paragraph: each beat told in one of its ways."""
+    """Return one paragraph, with each beat told in one of its ways."""
     sentences = (weave(rng.choice(beat), slots, rng) for beat in beats)
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _notes(cast: Cast) -> Beat:
-    """Sentences that show the hero's trait, and none at all now and then."""
+    """Return sentences that show the hero's trait, and sometimes none."""
     notes = next((trait.notes for trait in lex.TRAITS if trait.word == cast.hero.trait), ())
     return (*notes, *notes, "")
 
@@ -236,5 +238,5 @@ def make_story(rng: random.Random, wish: Wish | None = None) -> Story:
 
 
 def story_for_seed(seed: int) -> Story:
-    """The story that belongs to ``seed``; the same seed always gives the same story."""
+    """Return the story that belongs to ``seed``; the same seed always gives the same story."""
     return make_story(random.Random(seed))

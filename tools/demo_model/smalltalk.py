@@ -1,4 +1,4 @@
-"""What the demo model says when it tells no story: greetings, thanks and polite refusals."""
+"""Replies of the demo model that are not stories: greetings, thanks and polite refusals."""
 
 from __future__ import annotations
 

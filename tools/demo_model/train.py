@@ -40,7 +40,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """All knobs of a training run."""
+    """All parameters of a training run."""
 
     tokens: int
     minutes: float = math.inf
@@ -53,15 +53,15 @@ class Plan:
     phases: tuple[Phase, ...] = (Phase(0.75, 6, 320, 1), Phase(1.0, 2, 1024, 1))
 
     def share(self, seen: int, seconds: float) -> float:
-        """How much of the run is done, by tokens or by the clock, whichever is further on."""
+        """Return the completed fraction of the run, by tokens or time, whichever is greater."""
         return max(seen / self.tokens, seconds / (60 * self.minutes))
 
     def phase(self, share: float) -> Phase:
-        """The phase that a share of the run falls in."""
+        """Return the phase at a given fraction of the run."""
         return next((phase for phase in self.phases if share < phase.until), self.phases[-1])
 
     def rate(self, step: int, share: float) -> float:
-        """Learning rate: a short warm-up, a plateau, then a straight line down to nearly zero."""
+        """Return the learning rate: a short warm-up, a plateau, then linear decay to nearly 0."""
         left = max(0.0, 1.0 - share)
         return self.peak_rate * min(
             1.0, (step + 1) / self.warmup_steps, left / self.decay_share + 0.01
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """Where a run stands; saved with every checkpoint."""
+    """The progress of a run; saved with every checkpoint."""
 
     step: int = 0
     seen: int = 0
@@ -79,7 +79,7 @@ class Progress:
 
 
 def model_config(tokenizer: Tokenizer) -> LlamaConfig:
-    """The architecture: small, but with every part that a large model has."""
+    """Return the architecture: small, but with every part that a large model has."""
     return LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -116,7 +116,7 @@ def pack(
 def held_out_loss(
     model: Any, tokenizer: Tokenizer, count: int = HELD_OUT_DOCUMENTS
 ) -> tuple[float, float]:
-    """Loss on documents of another seed, each alone: nats per token and nats per byte."""
+    """Return the loss on documents of another seed, each alone, in nats per token and per byte."""
     nats, tokens, size = 0.0, 0, 0
     for index in range(count):
         text = document(HELD_OUT_SEED, index)
@@ -130,7 +130,7 @@ def held_out_loss(
 
 
 def _optimizers(model: LlamaForCausalLM, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms.
+    """Return Muon for the matrices inside the layers, and AdamW for the embedding and the norms.
 
     Muon reaches the same loss with far fewer tokens, and tokens are what a small CPU lacks.
     """
@@ -205,7 +205,7 @@ def train(folder: Path, plan: Plan, workers: int, save_every: int) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=3_000_000)

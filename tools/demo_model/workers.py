@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def loss_of(model: Any, batch: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next token, in nats."""
+    """Return the mean cross-entropy of the next token, in nats."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())

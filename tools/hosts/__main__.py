@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _without(host: Host, symbols: Container[str]) -> Host:
-    """The host without the symbols of those libraries that have them in the shared file."""
+    """Return the host without the symbols of libraries whose symbols are in the shared file."""
     libraries = (
         replace(each, symbols=None) if each.soname in symbols else each for each in host.libraries
     )

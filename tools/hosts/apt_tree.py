@@ -32,7 +32,7 @@ Acquire::Retries "3";
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Where a distribution's packages are. ``keyring`` is the file with its keys."""
+    """The location of a distribution's packages. ``keyring`` is the file with its keys."""
 
     url: str
     suite: str

@@ -62,12 +62,12 @@ class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def distributions() -> tuple[Distribution, ...]:
-    """All distributions with glibc, in their order."""
+    """Return all distributions with glibc, in the order of the file."""
     return _rows().distribution
 
 
 def musl_distributions() -> tuple[Musl, ...]:
-    """Those with musl."""
+    """Return the distributions with musl."""
     return _rows().musl
 
 
@@ -79,7 +79,7 @@ def _rows() -> _Rows:
 def describe_distribution(
     distribution: Distribution, folder: Path, keyrings: Path
 ) -> Iterator[Host]:
-    """A host for each architecture; ``folder`` is where packages are kept and unpacked."""
+    """Yield a host for each architecture; packages are stored and unpacked in ``folder``."""
     archive = Archive(
         url=distribution.archive,
         suite=distribution.suite,
@@ -112,9 +112,9 @@ def _from_packages(
 def _from_cross_packages(
     distribution: Distribution, architecture: str, tree: AptTree, *, like: Host
 ) -> Host:
-    """The C and C++ libraries are those of the packages; what else there is is as in ``like``.
+    """Describe a host with the packages' C and C++ libraries that is otherwise as ``like``.
 
-    Of that only names are known: the same packages exist for both architectures.
+    Only the names of the other libraries are known: the same packages exist for both architectures.
     """
     machine = _MACHINES[architecture]
     host = describe_host(
@@ -132,8 +132,8 @@ def _from_cross_packages(
 
 
 def describe_musl(folder: Path, keyrings: Path) -> Iterator[Host]:
-    """A host for each row and machine: Debian's build of musl, and Python as the row says. No more
-    than that is known, so that it is not complete.
+    """Yield a host for each row and machine: Debian's build of musl, and Python as the row says.
+    Nothing else is known, so the hosts are not complete.
     """
     for row in _rows().musl:
         archive = Archive(
@@ -162,7 +162,7 @@ def describe_musl(folder: Path, keyrings: Path) -> Iterator[Host]:
 
 
 def library_symbols(host: Host, roots: Iterable[Path]) -> dict[str, LibrarySymbols]:
-    """What the described libraries of a host define, read from the roots that it was made of."""
+    """Return the symbols of a host's described libraries, read from the roots of its packages."""
     found = {}
     for root in roots:
         files = RootFiles(root)
@@ -176,7 +176,7 @@ def library_symbols(host: Host, roots: Iterable[Path]) -> dict[str, LibrarySymbo
 
 
 def roots_of(host: str, folder: Path) -> tuple[Path, ...]:
-    """The unpacked trees in ``folder`` that a host was described from."""
+    """Return the unpacked trees in ``folder`` that a host was described from."""
     name, _, machine = host.rpartition("-")
     architecture = next(key for key, value in _MACHINES.items() if value == machine)
     cross = folder / name / f"{architecture}-cross" / "root" / _CROSS_ROOT.format(machine=machine)
@@ -184,6 +184,6 @@ def roots_of(host: str, folder: Path) -> tuple[Path, ...]:
 
 
 def _versions(tree: AptTree) -> str:
-    """Of the packages that decide most: ``libc6 2.36-9+deb12u13, libstdc++6 12.2.0-14``."""
+    """Return the versions of the main packages: ``libc6 2.36-9+deb12u13, libstdc++6 …``."""
     names = ("libc6", "libstdc++6", "libc6-arm64-cross", "libstdc++6-arm64-cross")
     return ", ".join(f"{name} {tree.versions[name]}" for name in names if name in tree.versions)

@@ -16,9 +16,10 @@ from potluck.portability.hosts.host import GLIBC_LIBRARIES, Host, HostLibrary
 from potluck.portability.hosts.symbol_set import SymbolsOfVersions
 
 _OLD_UNWINDER = "GLIBC_2.0"
-"""Of libgcc_s.so.1 too, on machines whose first glibc this was no longer, by the rules of GCC's
-libgcc/config/libgcc-glibc.ver; x86_64 has rules of its own. All described systems of aarch64 have
-it, and TensorFlow's and JAX's wheels ask for it there."""
+"""A version that libgcc_s.so.1 defines too, on machines whose first glibc was newer, by the rules
+of GCC's libgcc/config/libgcc-glibc.ver; x86_64 has rules of its own. All described aarch64 systems
+have it, and TensorFlow's and JAX's wheels require it there.
+"""
 
 _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 
@@ -35,7 +36,7 @@ it has; a library of it may have none at some of them, and nobody then asks for 
 
 
 def describe_policies() -> Iterator[Host]:
-    """A host for each glibc policy and machine of auditwheel that Potluck is built for."""
+    """Yield a host for each glibc policy of auditwheel and each machine that Potluck supports."""
     source = f"auditwheel {metadata.version('auditwheel')}"
     text = (resources.files("auditwheel") / "policy/manylinux-policy.json").read_text("utf-8")
     for policy in json.loads(text):

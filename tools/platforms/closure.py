@@ -18,22 +18,22 @@ _MOST_ROUNDS = 20  # a project that is restricted late changes what it requires 
 
 
 class Index(Protocol):
-    """Where projects are listed."""
+    """A source of projects and their files."""
 
     def files(self, project: str) -> tuple[ReleaseFile, ...]:
-        """All files of a project."""
+        """Return all files of a project."""
         ...
 
     def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:
-        """What a wheel requires, extras included."""
+        """Return the requirements of a wheel, including those of extras."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A project of an installation. ``allowed`` is what all those allow that require it
-    (``required_by``; none for our own dependencies), ``newest`` what pip takes where the C library
-    is no obstacle, ``offered`` what there is for the platform.
+    """A project of an installation. ``allowed`` are the versions that all projects in
+    ``required_by`` allow (none for our own dependencies), ``newest`` is the one that pip installs
+    if the C library is new enough, and ``offered`` are those available for the platform.
     """
 
     name: str
@@ -49,10 +49,11 @@ _Demands = Mapping[str, Mapping[str, SpecifierSet]]  # project, and who wants wh
 def closure(
     requirements: Iterable[Requirement], platform: Platform, index: Index
 ) -> tuple[Project, ...]:
-    """The projects that ``requirements`` bring on ``platform``, by name.
+    """Return the projects that ``requirements`` install on ``platform``, by name.
 
-    Each is the newest that all who require it allow. Unlike pip this tries no older version of one
-    to get a newer of another. Raises ``LookupError`` where nothing is allowed.
+    Each version is the newest that satisfies all requirements on it. Unlike pip, this never takes
+    an older version of one project to get a newer one of another. Raises ``LookupError`` if no
+    version is allowed.
     """
     wanted = [each for each in requirements if platform.applies(each)]
     chosen: dict[str, Candidate] = {}
@@ -80,7 +81,7 @@ def _demands(
     platform: Platform,
     index: Index,
 ) -> _Demands:
-    """What is required, directly and by those that are chosen."""
+    """Return all requirements: the given ones, and those of the chosen versions."""
     demands: defaultdict[str, dict[str, SpecifierSet]] = defaultdict(dict)
     open_ends = [(requirement, "") for requirement in wanted]
     seen: set[tuple[str, str]] = set()
@@ -120,7 +121,7 @@ def _newest(
 
 
 def _a_wheel(name: str, version: Version, index: Index) -> ReleaseFile:
-    """A wheel of that version: all of them require the same."""
+    """Return any wheel of that version: all of them have the same requirements."""
     for file in index.files(name):
         if file.version == version and file.is_wheel:
             return file

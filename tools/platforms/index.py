@@ -34,7 +34,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class PackageIndex:
-    """An index at an address; what was asked once is not asked again."""
+    """An index at a URL; responses are cached."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -42,7 +42,7 @@ class PackageIndex:
         self._requirements: dict[str, tuple[Requirement, ...]] = {}
 
     def files(self, project: str) -> tuple[ReleaseFile, ...]:
-        """All files of a project that are not yanked and have the name of a release."""
+        """Return all files of a project that are not yanked and have the name of a release."""
         if project not in self._files:
             listing = json.loads(_fetch(f"{self._url}/{canonicalize_name(project)}/", _JSON))
             listed = (_release(each) for each in listing["files"] if not each.get("yanked"))
@@ -50,7 +50,7 @@ class PackageIndex:
         return self._files[project]
 
     def requirements(self, wheel: ReleaseFile) -> tuple[Requirement, ...]:
-        """What a wheel's metadata requires, extras included."""
+        """Return the requirements in a wheel's metadata, including those of extras."""
         if wheel.url not in self._requirements:
             metadata = email.parser.BytesParser().parsebytes(_metadata(wheel.url))
             lines = metadata.get_all("Requires-Dist") or ()
@@ -60,7 +60,7 @@ class PackageIndex:
 
 @cache
 def configured_index() -> str:
-    """Where pip looks: its ``index-url``, or PyPI."""
+    """Return the index that pip uses: its ``index-url``, or PyPI."""
     command = (sys.executable, "-m", "pip", "config", "get", "global.index-url")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or _PYPI
@@ -86,7 +86,7 @@ def _release(listed: dict[str, Any]) -> ReleaseFile | None:
 
 
 def _pythons(written: str) -> SpecifierSet:
-    """Any where it is not written as it should be, as for pip."""
+    """Parse the Python versions; an invalid specifier allows any, as in pip."""
     try:
         return SpecifierSet(written)
     except InvalidSpecifier:
@@ -94,7 +94,7 @@ def _pythons(written: str) -> SpecifierSet:
 
 
 def _metadata(wheel: str) -> bytes:
-    """The wheel's metadata, which most indexes have beside it."""
+    """Return the wheel's metadata, which most indexes serve as a separate file."""
     try:
         return _fetch(f"{wheel}.metadata")
     except urllib.error.HTTPError as error:

@@ -61,7 +61,7 @@ chooses with `--only-binary=:all:`.
 
 
 def page(survey: Survey) -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     pythons = sorted({each.python for each in survey.platforms}, key=Version)
     parts = [
         _HEAD.format(date=survey.date, ours=_OURS),
@@ -78,13 +78,13 @@ def page(survey: Survey) -> str:
 
 
 def machines(survey: Survey) -> tuple[str, ...]:
-    """In the survey's order."""
+    """Return the machines in the survey's order."""
     return tuple(dict.fromkeys(each.machine for each in survey.platforms))
 
 
 def floor(platform: SurveyedPlatform) -> tuple[str, tuple[str, ...]]:
-    """The oldest glibc on which everything is installed in the newest version from wheels, and the
-    projects that ask for it; ``source`` where one has no wheel.
+    """Return the oldest glibc with which the newest version of everything installs from wheels, and
+    the projects that require it; ``source`` and the projects without a wheel, if there are any.
     """
     of_projects = {each.name: each.takes.glibc for each in platform.projects}
     if built := tuple(name for name, glibc in of_projects.items() if glibc == "source"):
@@ -127,7 +127,7 @@ def _project_table(survey: Survey) -> str:
 
 
 def _floors_of(survey: Survey, machine: str, name: str) -> str:
-    """One figure where all Pythons have the same, or one for each."""
+    """Return one figure if it is the same for all Pythons, or one for each."""
     found = [
         (platform.python, f"{project.takes.glibc} ({project.takes.version})")
         for platform in _of_machine(survey, machine)
@@ -162,7 +162,7 @@ def _older_list(survey: Survey) -> str:
 
 
 def _spans(project: SurveyedProject) -> list[tuple[str, str]]:
-    """Neighbouring older systems on which pip does the same: the C libraries, and what it does."""
+    """Return ranges of older C libraries with which pip does the same, and what it does."""
     return [
         (glibcs[0] if len(glibcs) == 1 else f"{glibcs[0]} to {glibcs[-1]}", what)
         for what, group in groupby(project.older, key=lambda each: _what_happens(each, project))

@@ -1,4 +1,4 @@
-"""What an index has of a project, and what of it can be installed where."""
+"""The files of a project in an index, and the platforms that can install them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from packaging.version import Version
 Glibc = tuple[int, int]
 
 ANY_GLIBC: Glibc = (0, 0)
-"""What has no native code needs no C library in particular."""
+"""The requirement of files without native code: any C library."""
 NEWEST_GLIBC: Glibc = (2, 99)
-"""One that is no obstacle."""
+"""A version that satisfies every requirement."""
 
 _LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014)))_(\w+)")
@@ -25,18 +25,18 @@ _PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """An interpreter on a machine, whose C library is not said."""
+    """An interpreter on a machine, without a particular C library."""
 
     machine: str
     python: tuple[int, int]
 
     @property
     def python_version(self) -> str:
-        """As people and markers write it: ``3.11``."""
+        """The version as in markers: ``3.11``."""
         return f"{self.python[0]}.{self.python[1]}"
 
     def applies(self, requirement: Requirement, extra: str = "") -> bool:
-        """Whether a requirement's marker is true here, with ``extra`` asked for."""
+        """Return whether a requirement's marker is true here, if ``extra`` is requested."""
         environment = {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python_version}.0",
@@ -73,7 +73,7 @@ class ReleaseFile:
 
     @property
     def is_wheel(self) -> bool:
-        """Whether it need not be built."""
+        """Whether the file can be installed without being built."""
         return bool(self.tags)
 
 
@@ -88,7 +88,7 @@ class Candidate:
 
 
 def candidates(files: Iterable[ReleaseFile], platform: Platform) -> tuple[Candidate, ...]:
-    """What of ``files`` can be installed on ``platform``, if its C library is new enough."""
+    """Return the files that ``platform`` can install, if its C library is new enough."""
     return tuple(
         Candidate(version=file.version, glibc=glibc, is_wheel=file.is_wheel, uploaded=file.uploaded)
         for file in files
@@ -100,10 +100,11 @@ def candidates(files: Iterable[ReleaseFile], platform: Platform) -> tuple[Candid
 def choose(
     offered: Iterable[Candidate], allowed: SpecifierSet, glibc: Glibc = NEWEST_GLIBC
 ) -> Candidate | None:
-    """What pip takes where the C library is ``glibc``; None where it finds nothing.
+    """Return what pip installs with a C library ``glibc``; None if it finds nothing.
 
-    The newest version that is allowed and has any file, of that a wheel before the sdist, and of
-    wheels the one that asks for least; a pre-release only where there is nothing else.
+    Pip takes the newest allowed version that has any suitable file: a wheel rather than the sdist,
+    and of several wheels the one that requires the oldest glibc. It takes a pre-release only if
+    there is nothing else.
     """
     usable = [each for each in offered if each.glibc <= glibc]
     permitted = set(allowed.filter(each.version for each in usable))
@@ -115,7 +116,7 @@ def choose(
 
 
 def _oldest_glibc(file: ReleaseFile, platform: Platform) -> Glibc | None:
-    """The oldest C library with which ``platform`` takes the file; None where it never does."""
+    """Return the oldest C library with which ``platform`` accepts the file, or None."""
     if not file.is_wheel:
         return ANY_GLIBC
     floors = [_glibc_of(tag, platform) for tag in file.tags]
@@ -135,7 +136,7 @@ def _glibc_of(tag: Tag, platform: Platform) -> Glibc | None:
 
 @cache
 def _taken(platform: Platform) -> frozenset[Tag]:
-    """The tags that an interpreter takes, the machine standing for all tags of platforms."""
+    """Return the tags that an interpreter accepts, with the machine in place of platform tags."""
     interpreter = f"cp{platform.python[0]}{platform.python[1]}"
     machine = [platform.machine]
     native = cpython_tags(platform.python, abis=[interpreter], platforms=machine)

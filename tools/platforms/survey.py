@@ -1,5 +1,5 @@
-"""What an installation takes on every platform, with new C libraries and with old ones: values that
-are kept as JSON.
+"""The versions that an installation gets on every platform, with new and with old C libraries. The
+values are stored as JSON.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from tools.platforms.closure import Index, Project, closure
 from tools.platforms.release import ANY_GLIBC, PLATFORMS, Candidate, Glibc, choose
 
 OLDER_GLIBCS: tuple[Glibc, ...] = ((2, 17), (2, 23), (2, 27), (2, 28), (2, 31), (2, 35), (2, 36))
-"""Of systems that are met: CentOS 7, Ubuntu 16.04 and 18.04, RHEL 8, Ubuntu 20.04 and Debian 11,
-Ubuntu 22.04, Debian 12."""
+"""The glibc versions of systems in use: CentOS 7, Ubuntu 16.04 and 18.04, RHEL 8, Ubuntu 20.04 and
+Debian 11, Ubuntu 22.04, Debian 12.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,8 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderSystem:
-    """What pip takes instead where the C library is ``glibc``, and where it may not build
-    (``--only-binary=:all:``); None where it refuses.
+    """The version that pip installs instead if the C library is ``glibc``, and the one if it may
+    not build (``--only-binary=:all:``); None if it refuses.
     """
 
     glibc: str
@@ -72,7 +73,7 @@ class Survey:
     platforms: tuple[SurveyedPlatform, ...]
 
     def to_json(self) -> str:
-        """For ``platforms.json``."""
+        """Return the survey as JSON, for ``platforms.json``."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
 
@@ -94,7 +95,7 @@ def survey(requirements: Sequence[str], index: Index, date: str) -> Survey:
 
 
 def read_survey(text: str) -> Survey:
-    """The survey that ``to_json`` wrote."""
+    """Read the survey that ``to_json`` wrote."""
     document = json.loads(text)
     return Survey(
         date=document["date"],
@@ -104,7 +105,7 @@ def read_survey(text: str) -> Survey:
 
 
 def glibc_name(glibc: Glibc) -> str:
-    """``2.17``."""
+    """Return the version as text: ``2.17``."""
     return f"{glibc[0]}.{glibc[1]}"
 
 

@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/cli.md``: the help of every command, as the program prints it."""
+"""Generate ``docs/reference/cli.md``: the help of every command, as the program prints it."""
 
 from __future__ import annotations
 

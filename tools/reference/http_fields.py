@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/http-fields.md``: endpoints and fields, from the code that reads them."""
+"""Generate ``docs/reference/http-fields.md``: endpoints and fields, from the code."""
 
 from __future__ import annotations
 

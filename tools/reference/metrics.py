@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/metrics.md``: what ``/metrics`` exports, from the code that exports it."""
+"""Generate ``docs/reference/metrics.md``: the metrics of ``/metrics``, from the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which page is made by what."""
+"""The generated pages, and the functions that generate them."""
 
 from __future__ import annotations
 

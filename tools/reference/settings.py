@@ -1,4 +1,4 @@
-"""Makes ``docs/reference/settings.md``: every setting, from the class that reads them."""
+"""Generate ``docs/reference/settings.md``: every setting, from the class that reads them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Package:
 
 
 def find_packages(package_set: PackageSet) -> tuple[Package, ...]:
-    """The packages of a set in its archive's index, in the order of the set."""
+    """Find the packages of a set in its archive's index; return them in the order of the set."""
     base = f"{package_set.archive}/dists/{package_set.suite}/main"
     index = fetch(f"{base}/binary-{package_set.architecture}/Packages.xz")
     text = lzma.decompress(index).decode("utf-8")
@@ -45,7 +45,7 @@ def find_packages(package_set: PackageSet) -> tuple[Package, ...]:
 
 
 def _parse(index: str, archive: str, names: Collection[str]) -> Iterator[Package]:
-    """The packages of these names; an index has tens of thousands of others."""
+    """Yield the packages with these names; an index has tens of thousands of others."""
     for stanza in index.split("\n\n"):
         name = stanza.partition("\n")[0].removeprefix("Package: ")
         if name in names:
@@ -60,7 +60,7 @@ def _parse(index: str, archive: str, names: Collection[str]) -> Iterator[Package
 
 
 def download(package: Package, folder: Path) -> Path:
-    """The package's file, in ``folder`` under its digest; fetched where it is not there yet."""
+    """Return the package's file in ``folder``, named by its digest; download a missing one."""
     path = folder / f"{package.sha256}.deb"
     if path.exists():
         return path
@@ -74,7 +74,7 @@ def download(package: Package, folder: Path) -> Path:
 
 
 def fetch(url: str) -> bytes:
-    """What is at an address. ``ArchiveError`` where it cannot be had."""
+    """Return the contents of a URL. Raise ``ArchiveError`` on failure."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
             content: bytes = response.read()

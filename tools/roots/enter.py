@@ -1,4 +1,4 @@
-"""Commands in a root: what they find is what the root has, and what is shared with it.
+"""Commands in a root, which see only the root's files and those shared with it.
 
 As root, or as any user where user namespaces are allowed; another machine's roots through
 qemu-user.
@@ -21,8 +21,10 @@ EVERY_FEATURE = "max,pauth-impdef=on"
 architecture's takes most of the time where a distribution's builds sign them (Debian since 13)."""
 
 CPUINFO = Path(__file__).with_name("cpuinfo-aarch64.txt")
-"""What the kernel says of a Raspberry Pi 4's processors, for programs that believe it more than the
-registers: ``shared={"cpuinfo": CPUINFO}``. Of this machine's, ONNX Runtime for aarch64 crashes."""
+"""The kernel's description of a Raspberry Pi 4's processors, for programs that trust it more than
+the registers: ``shared={"cpuinfo": CPUINFO}``. With this machine's, ONNX Runtime for aarch64
+crashes.
+"""
 
 _SCRIPT = Path(__file__).with_name("enter.sh")
 
@@ -75,9 +77,9 @@ class Root:
         )
 
     def command_line(self, *command: str) -> list[str]:
-        """The command of this machine that runs a program of the root, for its own programs only.
+        """Return the command that runs a program of the root on this machine, without emulation.
 
-        It has its caller's environment.
+        The program inherits its caller's environment.
         """
         return self._entering(command, self.shared)
 
@@ -91,7 +93,7 @@ class Root:
 
 
 def _emulator(machine: str) -> Path:
-    """The emulator, which must be linked statically: it is used where its libraries are not."""
+    """Find the emulator, which must be linked statically: the root does not have its libraries."""
     name = f"qemu-{machine}-static"
     found = shutil.which(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""A Python 3.11 that starts with any C library since glibc 2.17, and what asks its linker.
+"""A Python 3.11 that starts with any glibc since 2.17, and a program that queries the linker.
 
 No distribution has a Python of that version for its old releases. Debian's static libpython has
 symbols without versions, so that it can be linked against an older C library; what that lacks is in
@@ -22,9 +22,9 @@ _SHIM = "older_libc.c"
 
 
 def portable_python(machine: str, folder: Path = FOLDER) -> Path:
-    """A folder with ``bin/python3.11``, ``bin/try_load`` and ``lib/python3.11`` (a PYTHONHOME).
+    """Return a PYTHONHOME with ``bin/python3.11``, ``bin/try_load`` and ``lib/python3.11``.
 
-    Made where it is not there yet; raises as ``unpack`` and ``compile_c`` do.
+    It is built if it is missing. Raises as ``unpack`` and ``compile_c`` do.
     """
     package_set = interpreter_parts(machine)
     sources = [(_HERE / name).read_bytes() for name in (*_PROGRAMS.values(), _SHIM)]
@@ -48,7 +48,7 @@ def portable_python(machine: str, folder: Path = FOLDER) -> Path:
 
 
 def _link_options(libraries: Path) -> list[str]:
-    """All of libpython is linked, and exported as interpreters do."""
+    """Return options that link all of libpython and export it as interpreters do."""
     return [
         "-rdynamic",
         "-Wl,--whole-archive",

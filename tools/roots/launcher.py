@@ -12,7 +12,7 @@ _SOURCE = Path(__file__).with_name("launch.c")
 
 
 def launcher(folder: Path = FOLDER) -> Path:
-    """Its file, for this machine and without any library. Raises as ``compile_c`` does."""
+    """Return the launcher for this machine, a static program. Raises as ``compile_c`` does."""
     path = folder / f"launcher-{digest(_SOURCE.read_bytes())}"
     with made_once(path) as made:
         if made:

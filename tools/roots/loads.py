@@ -1,4 +1,4 @@
-"""What a root's dynamic linker does with shared objects, each opened alone."""
+"""The behavior of a root's dynamic linker with shared objects, each opened alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.roots.enter import Root
 from tools.roots.interpreter import portable_python
 
 OPENED = "/mnt/opened"
-"""Where the files are in a root."""
+"""The path of the files in a root."""
 
 
 def try_loads(root: Root, folder: Path, files: Sequence[str]) -> Mapping[str, str]:

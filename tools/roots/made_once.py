@@ -14,9 +14,10 @@ FOLDER = Path(__file__).parents[2] / "build" / "roots"
 
 @contextmanager
 def made_once(path: Path) -> Iterator[Path | None]:
-    """An empty folder to fill, which becomes ``path``, or None where ``path`` is there already.
+    """Yield an empty folder to fill, which then becomes ``path``, or None if ``path`` exists.
 
-    One process at a time, the others wait; a folder that was not filled to the end is removed.
+    Only one process fills it, and the others wait. A folder that was not filled completely is
+    removed the next time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
@@ -32,5 +33,5 @@ def made_once(path: Path) -> Iterator[Path | None]:
 
 
 def digest(*inputs: bytes) -> str:
-    """Names what is made from these inputs."""
+    """Return a name for what is made from these inputs."""
     return hashlib.sha256(b"\0".join(inputs)).hexdigest()[:12]

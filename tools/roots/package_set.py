@@ -1,4 +1,4 @@
-"""Which packages a root is made of: ``package_sets.toml`` as values."""
+"""The packages that roots are made of: ``package_sets.toml`` as values."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class PackageSet:
 
     @property
     def digest(self) -> str:
-        """The same for the same set only. Newer versions of its packages do not change it."""
+        """The digest of the set. Newer versions of its packages do not change it."""
         return digest(json.dumps(asdict(self)).encode())
 
 
 def roots() -> Mapping[str, PackageSet]:
-    """All roots that builds are tried in, by their names."""
+    """Return all roots in which builds are tried, by name."""
     return _sets("root")
 
 
 def newcomers() -> Mapping[str, PackageSet]:
-    """Roots of machines that know nothing of Potluck yet, by their names."""
+    """Return the roots of machines that know nothing of Potluck yet, by name."""
     return _sets("newcomer")
 
 
 def interpreter_parts(machine: str) -> PackageSet:
-    """What ``interpreter`` links a Python for a machine from."""
+    """Return the packages from which ``interpreter`` links a Python for a machine."""
     return next(each for each in _sets("interpreter").values() if each.machine == machine)
 
 

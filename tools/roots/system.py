@@ -13,10 +13,10 @@ _MOUNT_POINTS = ("dev", "mnt", "proc", "sys", "tmp")
 
 
 def system(name: str, folder: Path = FOLDER) -> Root:
-    """The root of that name (``package_sets.toml``), made where it is not there yet.
+    """Return the root with that name (``package_sets.toml``); build it if it is missing.
 
-    Any number of processes may ask at a time. Raises as ``unpack`` and ``Root.run`` do, and
-    ``OSError`` where the loader's cache cannot be made.
+    Several processes may call this at once. Raises as ``unpack`` and ``Root.run`` do, and
+    ``OSError`` if the loader's cache cannot be built.
     """
     package_set = {**roots(), **newcomers()}[name]
     path = folder / f"{name}-{package_set.digest}"
@@ -30,7 +30,7 @@ def system(name: str, folder: Path = FOLDER) -> Root:
 
 
 def _make_loader_cache(root: Root) -> None:
-    """As installing packages does. Ubuntu's ``ldconfig`` is a script around the program."""
+    """Run ``ldconfig``, as installing packages does. Ubuntu's is a script around the program."""
     script = root.path / "sbin" / "ldconfig.real"
     done = root.run("/sbin/ldconfig.real" if script.exists() else "/sbin/ldconfig")
     if done.returncode != 0:

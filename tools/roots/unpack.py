@@ -1,4 +1,4 @@
-"""Puts the files of packages where their installation would."""
+"""Unpack packages to where installing them would put their files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MERGED = ("bin", "lib", "lib64", "sbin")
 def unpack(package_set: PackageSet, folder: Path, downloads: Path) -> None:
     """Unpack the set's packages to ``folder``; ``downloads`` keeps them.
 
-    Raises ``ArchiveError`` where packages cannot be had, ``FileNotFoundError`` or
-    ``CalledProcessError`` where dpkg-deb is missing or fails.
+    Raises ``ArchiveError`` if packages are unavailable, ``FileNotFoundError`` or
+    ``CalledProcessError`` if dpkg-deb is missing or fails.
     """
     for package in find_packages(package_set):
         path = download(package, downloads)

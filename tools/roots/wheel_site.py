@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 SITE = PurePosixPath("lib/python3.11/site-packages")
-"""Where modules are in a prefix; what is installed beside them finds them at that distance."""
+"""The path of modules in a prefix; files installed with them rely on this depth."""
 
 _OLDEST_MINOR = {"x86_64": 5, "aarch64": 17}
-"""Of glibc 2.x: the first policy of each machine (PEP 600)."""
+"""The minor version of glibc 2.x in the first policy of each machine (PEP 600)."""
 _NAMED = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
 
 
@@ -55,7 +55,7 @@ def install_for(
 
 
 def manylinux_platforms(machine: str, glibc_minor: int) -> tuple[str, ...]:
-    """The platform tags that a glibc of 2.``glibc_minor`` takes, newest first."""
+    """Return the platform tags that glibc 2.``glibc_minor`` accepts, newest first."""
     oldest = _OLDEST_MINOR[machine]
     numbered = [f"manylinux_2_{minor}" for minor in range(glibc_minor, oldest - 1, -1)]
     named = [name for name, minor in _NAMED.items() if oldest <= minor <= glibc_minor]

@@ -1,4 +1,4 @@
-"""C for other machines and older C libraries, by the compiler that our wheels are made with."""
+"""Compile C for other machines and older C libraries, with the compiler of our wheels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
 _TOOLS = _ROOT / "build" / "wheels" / "tools"
-"""The Makefile's folder for what makes wheels, which has the package ``ziglang``."""
+"""The Makefile's folder for building wheels, which has the package ``ziglang``."""
 
 
 def compile_c(

@@ -20,9 +20,9 @@ from tools.wheels.wheel_archive import wheel_name, with_core, write_wheel
 
 
 def build_wheels(targets: Sequence[Target], out: Path) -> tuple[Path, ...]:
-    """Wheels of this tree for ``targets``, in ``out``. Raises ``BuildError``.
+    """Build wheels of this tree for ``targets`` in ``out``. Raise ``BuildError`` if that fails.
 
-    What the last build compiled is used again where it is still what would be compiled.
+    Output of the last build is reused if it would be compiled the same.
     """
     epoch = commit_time(ROOT)
     package = package_files(ROOT)

@@ -1,4 +1,4 @@
-"""Whether a wheel is what we promise: ``python -m tools.wheels.check WHEEL…``.
+"""Check that a wheel is what we promise: ``python -m tools.wheels.check WHEEL…``.
 
 By ``auditwheel`` and ``abi3audit`` where they know, and by the module itself for the rest: what it
 exports, which instruction sets it has, that it names no path of the machine that built it.
@@ -21,7 +21,7 @@ from tools.wheels.targets import TARGETS, Target
 from tools.wheels.wheel_archive import dist_info, read_wheel
 
 LARGEST_BYTES = 4_000_000
-"""Of a wheel without the demo model."""
+"""The largest size of a wheel without the demo model."""
 
 INSTRUCTION_SETS = {
     "x86_64": ("scalar", "avx2", "avx512", "avx512_bf16", "amx"),
@@ -35,7 +35,7 @@ _LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"
 
 
 def problems(path: Path, root: Path) -> tuple[str, ...]:
-    """What is wrong with a wheel that was built of the tree at ``root``."""
+    """Return the problems of a wheel that was built from the tree at ``root``."""
     files = read_wheel(path)
     target = _target_of(path)
     modules = [name for name in files if PurePosixPath(name).suffix == ".so"]
@@ -51,7 +51,7 @@ def problems(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def bytes_without_model(path: Path) -> int:
-    """The size of a wheel without the demo model: its archive less the model's members."""
+    """Return the size of a wheel without the demo model: its archive less the model's members."""
     with zipfile.ZipFile(path) as archive:
         model = sum(
             info.compress_size
@@ -78,7 +78,7 @@ def _content_problems(path: Path, files: dict[str, bytes]) -> Iterator[str]:
 
 
 def module_problems(module: bytes, machine: str, paths: tuple[Path, ...]) -> Iterator[str]:
-    """What is wrong with an extension module for ``machine``, which must not name ``paths``."""
+    """Yield the problems of an extension module for ``machine``, which must not name ``paths``."""
     elf = ELFFile(io.BytesIO(module))
     exported = {
         symbol.name
@@ -103,7 +103,7 @@ def module_problems(module: bytes, machine: str, paths: tuple[Path, ...]) -> Ite
 
 
 def _auditwheel_problems(path: Path, target: Target) -> Iterator[str]:
-    """``auditwheel`` must find the very tag that the wheel has: not less, and not more."""
+    """Yield a problem if ``auditwheel`` finds a higher or a lower tag than the wheel has."""
     output = _output("auditwheel", "show", str(path))
     found = re.search(r'following platform tag:\s*"([^"]+)"', output)
     if found is None or found[1] not in target.platforms:

@@ -29,9 +29,9 @@ _LIBRARIES = ("potluck_kernels", "potluck_program", "potluck_measure", "potluck_
 
 
 def module(target: Target) -> Path:
-    """The extension module, compiled.
+    """Compile the extension module, and return its path.
 
-    Raises ``BuildError`` where a tool fails or is missing, or Python's headers cannot be had.
+    Raises ``BuildError`` if a tool fails or is missing, or if Python's headers are unavailable.
     """
     headers = include_directories(target.abi.headers, _WORK / "headers")
     definitions = {
@@ -79,8 +79,8 @@ def _run(*command: str | Path) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """All that the tools are told: no variable of the user's, of which compilers heed a dozen, and
-    flags that keep this machine's paths out of what is compiled.
+    """Return the environment of the tools: no variables of the user's, a dozen of which compilers
+    heed, and flags that keep this machine's paths out of the output.
     """
     cache = str(_WORK / "zig-cache")
     paths = {ROOT: ".", _package_folder("nanobind"): "nanobind"}
@@ -95,7 +95,7 @@ def _environ() -> dict[str, str]:
 
 
 def _program(name: str) -> str:
-    """A program that is installed with this Python."""
+    """Return the path of a program that is installed with this Python."""
     found = shutil.which(name, path=sysconfig.get_path("scripts"))
     if found is None:
         raise BuildError(f"{name} is not installed beside {sys.executable}")
@@ -103,7 +103,7 @@ def _program(name: str) -> str:
 
 
 def _package_folder(name: str) -> Path:
-    """The folder of an installed package, which is not imported."""
+    """Return the folder of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise BuildError(f"{name} is not installed for {sys.executable}")

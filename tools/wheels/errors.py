@@ -4,11 +4,11 @@ NOT_DOWNLOADED = "a package cannot be downloaded"
 
 
 class BuildError(Exception):
-    """A wheel cannot be built; the message ends with what a tool said, where one failed."""
+    """A wheel cannot be built; the message ends with the output of the tool that failed."""
 
 
 class DownloadError(BuildError):
-    """What a build needs is nowhere to be had now."""
+    """A file that a build requires cannot be downloaded now."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{NOT_DOWNLOADED}: {reason}")

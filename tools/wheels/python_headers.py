@@ -23,14 +23,14 @@ _INCLUDE = PurePosixPath("usr/include")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedPackage:
-    """A package: where it is to be found, the first place first, and its SHA-256."""
+    """A package: its URLs, the preferred one first, and its SHA-256."""
 
     urls: tuple[str, ...]
     sha256: str
 
 
 def pinned_packages(version: str) -> tuple[PinnedPackage, ...]:
-    """The packages with the headers of Python ``version`` (``3.11``), one for each machine."""
+    """Return the packages with the headers of Python ``version`` (``3.11``), one per machine."""
     pins = tomllib.loads(_PINS.read_text(encoding="utf-8"))
     return tuple(
         PinnedPackage(
@@ -42,10 +42,10 @@ def pinned_packages(version: str) -> tuple[PinnedPackage, ...]:
 
 
 def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
-    """Where the headers of Python ``version`` are, once they lie in ``folder``; what is there
-    already is not fetched again.
+    """Return the folders with the headers of Python ``version``, unpacked in ``folder``; packages
+    that are there already are not downloaded again.
 
-    Raises ``DownloadError`` where a package cannot be had, or is not the one that is pinned.
+    Raises ``DownloadError`` if a package is unavailable, or is not the pinned one.
     """
     packages = pinned_packages(version)
     include = folder / version / _INCLUDE
@@ -59,7 +59,7 @@ def include_directories(version: str, folder: Path) -> tuple[Path, Path]:
 
 
 def fetch(package: PinnedPackage) -> bytes:
-    """The package, from the first place that has it. Raises ``DownloadError`` where none has."""
+    """Download the package from the first URL that has it. Raise ``DownloadError`` if none has."""
     reasons = []
     for url in package.urls:
         try:

@@ -13,9 +13,9 @@ from tools.wheels.wheel_archive import read_wheel
 
 
 def package_files(root: Path) -> dict[str, bytes]:
-    """The files of a wheel of the tree at ``root`` in which there is no core.
+    """Return the files of a wheel of the tree at ``root``, without the core.
 
-    Raises ``BuildError`` where the build backend failed.
+    Raises ``BuildError`` if the build backend fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet")
@@ -38,9 +38,9 @@ def write_sdist(root: Path, folder: Path, *, epoch: int) -> Path:
 
 
 def commit_time(root: Path) -> int:
-    """When the tree's commit was made, in seconds since 1970, as ``SOURCE_DATE_EPOCH`` wants it.
+    """Return the time of the tree's commit in seconds since 1970, as for ``SOURCE_DATE_EPOCH``.
 
-    That variable goes before it. A tree that is not git's has the time 0.
+    That variable takes precedence. A tree that is not a git checkout has the time 0.
     """
     if epoch := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(epoch)

@@ -1,19 +1,19 @@
-"""What wheels there are: one for every machine and every ABI of Python."""
+"""The wheels to build: one for every machine and every ABI of Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 GLIBC = "2.17"
-"""That of manylinux2014, the oldest that the Pythons we serve are still built for."""
+"""The glibc of manylinux2014, the oldest for which our Pythons are still built."""
 
 MACHINES = ("x86_64", "aarch64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonAbi:
-    """What the core is compiled for. ``headers`` is the version of Python whose headers are used:
-    for the stable ABI a newer one than the oldest that it runs on.
+    """An ABI that the core is compiled for. ``headers`` is the version of Python whose headers are
+    used: for the stable ABI, a newer one than the oldest that it runs on.
     """
 
     python_tag: str
@@ -22,7 +22,7 @@ class PythonAbi:
 
     @property
     def is_stable(self) -> bool:
-        """Whether newer Pythons load it too."""
+        """Whether newer Pythons can load it too."""
         return self.abi_tag == "abi3"
 
 
@@ -40,12 +40,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As on the command line: ``cp311-x86_64``."""
+        """The target's name on the command line: ``cp311-x86_64``."""
         return f"{self.abi.python_tag}-{self.machine}"
 
     @property
     def platforms(self) -> tuple[str, ...]:
-        """The tags of its platform: the one of PEP 600, and the older one for older installers."""
+        """The platform tags: the one of PEP 600, and the older one for older installers."""
         version = GLIBC.replace(".", "_")
         return f"manylinux_{version}_{self.machine}", f"manylinux2014_{self.machine}"
 
@@ -68,9 +68,9 @@ TARGETS = tuple(Target(machine=machine, abi=abi) for machine in MACHINES for abi
 
 
 def target_named(name: str) -> Target:
-    """The target of that name.
+    """Return the target with that name.
 
-    Raises ``ValueError`` where there is none.
+    Raises ``ValueError`` if there is none.
     """
     for target in TARGETS:
         if target.name == name:

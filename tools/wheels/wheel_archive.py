@@ -24,7 +24,7 @@ _MODULE_FOLDER = "potluck/kernels"
 
 
 def read_wheel(path: Path) -> dict[str, bytes]:
-    """The files of a wheel by their names."""
+    """Return the contents of a wheel's files by name."""
     with zipfile.ZipFile(path) as archive:
         return {
             info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()
@@ -32,10 +32,10 @@ def read_wheel(path: Path) -> dict[str, bytes]:
 
 
 def with_core(files: Mapping[str, bytes], module: bytes, target: Target) -> dict[str, bytes]:
-    """The files of a target's wheel: those of the wheel without a core, the module, and a ``WHEEL``
-    that says what it is for. There is no ``RECORD`` yet.
+    """Return the files of a target's wheel: those of the wheel without a core, the module, and a
+    ``WHEEL`` with the target's tags. There is no ``RECORD`` yet.
 
-    Raises ``BuildError`` where ``files`` are no wheel's, or have a core.
+    Raises ``BuildError`` if ``files`` are not a wheel's, or have a core.
     """
     info = dist_info(files)
     if any(name.endswith(".so") for name in files):
@@ -47,9 +47,9 @@ def with_core(files: Mapping[str, bytes], module: bytes, target: Target) -> dict
 
 
 def dist_info(files: Mapping[str, bytes]) -> str:
-    """The name of a wheel's folder with metadata.
+    """Return the name of a wheel's folder with metadata.
 
-    Raises ``BuildError`` where it has none.
+    Raises ``BuildError`` if it has none.
     """
     for name in files:
         if name.endswith(".dist-info/WHEEL"):
@@ -58,7 +58,7 @@ def dist_info(files: Mapping[str, bytes]) -> str:
 
 
 def wheel_name(files: Mapping[str, bytes], target: Target) -> str:
-    """The name of a target's wheel (PEP 427)."""
+    """Return the file name of a target's wheel (PEP 427)."""
     abi = target.abi
     stem = dist_info(files).removesuffix(".dist-info")
     return f"{stem}-{abi.python_tag}-{abi.abi_tag}-{'.'.join(target.platforms)}.whl"

@@ -63,7 +63,7 @@ class Acceptor:
         tls: ssl.SSLContext | None = None,
         handshake_seconds: float = 10.0,
     ) -> None:
-        """``connections`` holds the open connections; the protocols keep it up to date.
+        """Initialize; ``connections`` holds the open connections, and the protocols update it.
 
         With ``tls``, a connection is open once its handshake completes, which may take
         ``handshake_seconds``.

@@ -77,7 +77,7 @@ def build_app(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What the web page requires: its files, and the agent that it controls."""
+    """The requirements of the web page: its files, and the agent that it controls."""
 
     console: Console
     assets: Mapping[str, Asset]
@@ -95,7 +95,7 @@ class _Own:
         self._gives_reasons = gives_reasons
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints."""
+        """Return the endpoints."""
         return (
             Endpoint(method="GET", path="/health", answer=self.health),
             Endpoint(method="GET", path="/health/ready", answer=self.ready),

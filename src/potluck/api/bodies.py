@@ -59,7 +59,7 @@ class OneOf:
 
 
 _VARIANTS: dict[type, Mapping[str, type[OneOf]]] = {}
-"""What ``variants`` returned before."""
+"""Earlier results of ``variants``."""
 
 
 def variants(kind: type[OneOf]) -> Mapping[str, type[OneOf]]:

@@ -52,7 +52,7 @@ class ClusterEndpoints:
         self._ending = ending
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints."""
+        """Return the endpoints."""
         return (
             Endpoint(method="GET", path=ACCESS_PATH, answer=self.access),
             Endpoint(method="GET", path="/cluster/events", answer=self.events),

@@ -48,7 +48,8 @@ class ApiLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiConfig:
-    """Where to listen. ``host`` is an IP address or host name; ``port`` 0 picks a free port.
+    """The address to listen on, and what the API allows. ``host`` is an IP address or host name;
+    ``port`` 0 picks a free port.
 
     Without ``keys``, anyone who can connect can use the API, so the address must be loopback.
 

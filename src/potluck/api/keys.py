@@ -33,7 +33,7 @@ _LINE = re.compile(rf"({_NAME.pattern}) sha256:([0-9a-f]{{32}}):([0-9a-f]{{64}})
 
 
 class Role(enum.Enum):
-    """What a key allows."""
+    """The permissions of a key."""
 
     USE = "use"
     """Use models, and view the cluster."""

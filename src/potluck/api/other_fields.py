@@ -25,7 +25,7 @@ MAX_LABEL_NAME_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IgnoredField:
-    """What a harmless field may contain in addition to null, as a description and as a check.
+    """The harmless values of a field in addition to null, as a description and as a check.
 
     ``is_kept``: the field is read, but no answer depends on it.
     """

@@ -81,7 +81,7 @@ class PageEndpoints:
         }
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints."""
+        """Return the endpoints."""
         return (
             Endpoint(method="GET", path=PAGE_PATH, answer=self.index),
             Endpoint(method="GET", path=f"{FILES_PREFIX}{{path:path}}", answer=self.file),

@@ -220,7 +220,8 @@ def _receive(
                     raise _WrongContentError(
                         f"it has {gathered.num_bytes} bytes, but {size} are listed"
                     ) from problem
-                # What an earlier attempt left may be of another file, or more than a proxy has.
+                # The leftovers of an earlier attempt may be of another file, or longer than a proxy
+                # has.
                 gathered.clear()
                 has_started_over, furthest, pause = True, 0, _PAUSE_SECONDS
         except HTTPError as problem:

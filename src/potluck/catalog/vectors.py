@@ -63,7 +63,7 @@ DEFAULT_EMBEDDING = EmbeddingConfig(pooling=Pooling.LAST, is_normalized=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorUse:
-    """What a model's vectors are for; exactly one of the two is set."""
+    """The use of a model's vectors; exactly one of the two fields is set."""
 
     embedding: EmbeddingConfig | None = None
     rerank: RerankConfig | None = None

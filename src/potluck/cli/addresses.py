@@ -34,7 +34,7 @@ _MOST_LAYERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAddress:
-    """Where clients are served, and the file with their keys."""
+    """The address at which clients are served, and the file with their keys."""
 
     host: str
     port: int
@@ -117,7 +117,7 @@ def lan_address() -> str:
     ``UsageError`` if the machine has none.
     """
     addresses = _network_addresses()
-    # Of the networks set aside for documentation (RFC 5737): only the default route leads there.
+    # This network is reserved for documentation (RFC 5737): only the default route leads there.
     routed = _source_address("192.0.2.1", 9)
     kinds = {each.address: each.kind for each in addresses}
     if routed is not None and kinds.get(routed, Kind.OTHER) <= Kind.OTHER:
@@ -193,7 +193,7 @@ def parse_http(text: str, key_file: Path | None) -> HttpAddress:
 
 
 def parse_size(text: str, option: str = "memory-limit") -> int:
-    """Bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
+    """Return the bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
 
     Raise ``ParameterError``, which names ``option``, if it is malformed.
     """
@@ -206,7 +206,7 @@ def parse_size(text: str, option: str = "memory-limit") -> int:
 
 
 class Kind(enum.IntEnum):
-    """What an interface leads to; the first is preferred."""
+    """The kind of network that an interface belongs to; the first is preferred."""
 
     CARD = 0
     """A network, by a card, or by a bridge, bond or VLAN on top of one."""

@@ -42,9 +42,9 @@ for -.
 
 
 def application(arguments: Sequence[str]) -> typer.Typer:
-    """The program with the command that ``arguments`` name, or with all where they name none.
+    """Return the program with the command that ``arguments`` name, or with all if they name none.
 
-    Each command imports what it needs, and no other command's import has to be waited for.
+    Each command imports what it needs, so no command waits for another's imports.
     """
     app = typer.Typer(
         name="potluck",
@@ -84,7 +84,7 @@ class _Option(TyperOption):
 
 
 def _with_cheap_options(parameters: list[Any]) -> list[Any]:
-    """Typer makes options of its own class, and of no other."""
+    """Change the class of Typer's options in place, because Typer creates no other class."""
     for parameter in parameters:
         if type(parameter) is TyperOption:
             parameter.__class__ = _Option

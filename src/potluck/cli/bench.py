@@ -187,7 +187,7 @@ def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) ->
 
 @contextmanager
 def _context_errors(workload: Workload, *, is_context_requested: bool) -> Iterator[None]:
-    """Of a context that only the workload asks for, say it in the workload's own terms."""
+    """Report a context that only the workload requires in terms of the workload."""
     try:
         yield
     except ParameterError as error:

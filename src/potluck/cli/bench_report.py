@@ -172,7 +172,7 @@ def _drafted(runs: Sequence[Run]) -> DraftedDocument | None:
 
 
 def _fast_arithmetic(model: Model) -> Arithmetic | None:
-    """What ``--arithmetic fast`` would compute in; None where it is that, or would gain nothing."""
+    """Return the arithmetic of ``--arithmetic fast``; None if it is in use or gains nothing."""
     unit, chosen = model.plan.unit, model.plan.size.arithmetic
     has_arithmetics = abilities_of(unit.backend).has_arithmetics
     if not has_arithmetics or chosen is not Arithmetic.EXACT:
@@ -199,7 +199,7 @@ def _limits(bounds: Bounds, limits: Sequence[Limits]) -> LimitsDocument:
 
 
 def bench_lines(document: BenchDocument) -> Iterator[str]:
-    """The same for people."""
+    """Yield the document as text."""
     yield from table([*_rate_rows(document)])
     yield from _arithmetic_lines(document)
     yield ""
@@ -252,7 +252,7 @@ def _spread(rates: Sequence[float]) -> Iterator[str]:
 
 
 def _arithmetic_lines(document: BenchDocument) -> Iterator[str]:
-    """Nothing of a backend that has an arithmetic of its own."""
+    """Yield lines about the arithmetic, unless the backend has its own."""
     arithmetic, fast = document.arithmetic, document.fast_arithmetic
     if arithmetic is None:
         return

@@ -46,7 +46,7 @@ def chat_loop(
 
 
 def _read_line() -> str | None:
-    """One message; None at the end of input. Ctrl-C empties the line."""
+    """Read one message; None at the end of input. Ctrl-C clears the line."""
     while True:
         try:
             return input("> ").strip()
@@ -84,7 +84,7 @@ def _start(
 
 
 def _stream(generation: Generation) -> str:
-    """Print an answer as it comes; returns its text, or what there is of it after Ctrl-C."""
+    """Print an answer as it arrives; return its text, which Ctrl-C cuts short."""
     text = ""
     try:
         for piece in generation:

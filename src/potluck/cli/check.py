@@ -77,7 +77,7 @@ def check_lines(checked: CheckDocument) -> Iterator[str]:
 
 
 def _rows(checked: CheckDocument) -> Iterator[tuple[str, str]]:
-    """Titles and facts, as far as they are known."""
+    """Yield titles and facts, as far as they are known."""
     config = checked.configuration
     if config is not None:
         parameters = f", {_count(config.num_parameters)} parameters" * bool(config.num_parameters)
@@ -112,7 +112,7 @@ def _rows(checked: CheckDocument) -> Iterator[tuple[str, str]]:
 
 
 def _problems(checked: CheckDocument) -> dict[str, list[str]]:
-    """The backends that do not compute the model, by what they say without their name."""
+    """Return the backends that cannot compute the model, by problem without the backend's name."""
     backends: dict[str, list[str]] = {}
     for fit in checked.backends:
         if not fit.computes:
@@ -128,7 +128,7 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
 
 
 def _count(number: int) -> str:
-    """``1.2 billion`` and the like."""
+    """Return a number such as ``1.2 billion``."""
     if number >= 999.5e6:
         return f"{number / 1e9:.3g} billion"
     return f"{number / 1e6:.3g} million"

@@ -257,7 +257,7 @@ def _automatic_tls(identity: Identity, host: str, state: StateDirectory) -> ssl.
 
 
 def own_names(host: str) -> Iterator[str]:
-    """The names and addresses under which clients may reach this machine."""
+    """Yield the names and addresses under which clients may reach this machine."""
     import psutil
 
     yield from ("localhost", "127.0.0.1", "::1", host.strip("[]"))

@@ -179,7 +179,7 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def speed_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """What was measured, and in parentheses what was predicted; nothing while nothing is known."""
+    """Yield measured speeds, with predictions in parentheses; nothing if neither is known."""
     prediction = deployment["prediction"]
     measured = deployment["measured"]
     stages = deployment["stages"]

@@ -147,7 +147,7 @@ def report(case: Case, names: NodeNames = _NO_NAMES, *, as_json: bool) -> int:
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """A paragraph for each: how bad, what is found, the command, and what else to know."""
+    """Yield a paragraph for each finding: severity, message, command and details."""
     is_clean = True
     for finding in findings:
         is_clean = False
@@ -170,7 +170,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
 
 
 def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
-    """The state directory, or why there is none."""
+    """Return the state directory, or None and why there is none."""
     try:
         return state_directory(path), ""
     except UsageError as error:

@@ -60,7 +60,7 @@ def fetch(
 
 @contextmanager
 def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a progress bar if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -91,7 +91,7 @@ def _fetched_bytes(files: Sequence[FetchedFile]) -> int:
 
 
 def _present_bytes(files: Sequence[FetchedFile]) -> int:
-    """More came than a file has where what an earlier try had left was of no use."""
+    """Return the bytes that were present before; leftovers that were discarded do not count."""
     return sum(max(0, each.num_bytes - each.fetched_bytes) for each in files)
 
 

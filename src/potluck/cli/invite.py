@@ -168,7 +168,7 @@ def _software_problem(folders: Sequence[Path]) -> WheelFileError | None:
 
 
 def invitation_lines(result: Mapping[str, Any], now: float) -> Iterator[str]:
-    """A table of invitations."""
+    """Yield a table of invitations."""
     if not result["invitations"]:
         yield "this node has no invitations; create one with potluck invite"
         return

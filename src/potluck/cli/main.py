@@ -18,7 +18,7 @@ from potluck.errors import PotluckError
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point of the console script; ends the process."""
+    """Run the console script, and end the process."""
     # Without a command, help is the answer.
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     _tolerate_other_encodings()
@@ -95,7 +95,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _tolerate_other_encodings() -> None:
-    """A terminal shows ``?`` for what it cannot; bad input is left for the tokenizer to name."""
+    """Let stdout print ``?`` for characters that it cannot encode, and let invalid bytes in stdin
+    pass; the tokenizer reports those.
+    """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

@@ -65,7 +65,7 @@ def remove(
 
 
 def node_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """A table of nodes."""
+    """Yield a table of nodes."""
     rows = [
         (
             each["node_id"],

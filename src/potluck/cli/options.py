@@ -97,11 +97,11 @@ WaitOption = Annotated[
     typer.Option("--wait", help="Wait longer than about 5 seconds for slow drivers and tests."),
 ]
 _WAIT_SECONDS = 5.0
-"""What a person waits for an answer; what is slower is named, and waited for with ``--wait``."""
+"""The time limit of a command; slower devices and tests are named, and need ``--wait``."""
 
 
 def seconds_to_wait() -> float:
-    """What is left of the time that a command may take: on a busy machine its start takes some.
+    """Return the seconds left of a command's time limit, of which starting uses some.
 
     ``proc(5)``: field 22 of ``/proc/PID/stat`` is the start of the process after boot, in ticks.
     """
@@ -114,7 +114,7 @@ def seconds_to_wait() -> float:
 
 
 def resolve_backend(option: str | None) -> str | None:
-    """The backend or unit that the option asks for, else the settings; None: whatever is fastest.
+    """Return the backend or unit of the option, else of the settings; None means the fastest.
 
     Raises ``UsageError`` for a backend that this build does not have.
     """
@@ -132,17 +132,17 @@ def resolve_backend(option: str | None) -> str | None:
 
 
 def resolve_draft(option: str | None) -> str:
-    """Where drafts come from: what the option says, else the settings."""
+    """Return the source of drafts of the option, else of the settings."""
     return str(configured(settings())["draft"]) if option is None else option
 
 
 def resolve_arithmetic(option: ArithmeticChoice | None) -> ArithmeticChoice:
-    """The arithmetic that the option asks for, else the settings."""
+    """Return the arithmetic of the option, else of the settings."""
     return ArithmeticChoice(configured(settings())["arithmetic"]) if option is None else option
 
 
 def settings() -> NodeSettings:
-    """Settings of this process's user and environment."""
+    """Read the settings of this process's user and environment."""
     try:
         home = Path.home()
     except RuntimeError:  # no HOME and no entry in the user database
@@ -163,7 +163,7 @@ StateOption = Annotated[
 
 
 def state_directory(path: Path | None) -> StateDirectory:
-    """The directory that was asked for, or the user's own."""
+    """Return the requested state directory, or the user's default one."""
     from potluck.cluster.agent.state import StateDirectory, default_state_directory
 
     return StateDirectory(path or default_state_directory(os.environ))

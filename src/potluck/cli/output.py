@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, everything else on stderr."""
+"""Output of commands: data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def opened_model(
 
 
 def quantization_lines(plan: LoadPlan, *, is_auto: bool) -> Iterator[str]:
-    """What --quant auto chose, and which weights get another format than was asked for."""
+    """Yield what ``--quant auto`` chose, and the weights with another format than requested."""
     from potluck.weights.report import remark_lines
 
     if is_auto:

@@ -1,4 +1,4 @@
-"""What ``deploy`` and ``plan`` have in common: options, and what an agent is asked with them."""
+"""Common parts of ``deploy`` and ``plan``: options, and the request to the agent."""
 
 from __future__ import annotations
 

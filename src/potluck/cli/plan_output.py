@@ -29,10 +29,10 @@ from potluck.types.quantities import (
 )
 
 _NUM_NAMES = 4
-"""Of units that are unused for one reason; the others are counted."""
+"""The number of names shown of units that are unused for one reason; the others are counted."""
 
 _NUM_STAGES = 8
-"""Of all pipelines whose layouts are shown."""
+"""The number of stages, over all pipelines, whose layouts are shown."""
 
 _OBJECTIVES = {
     "latency": "least time per token of one stream",
@@ -88,7 +88,7 @@ def _wrapped(line: str, width: int | None, indent: int = 2) -> Iterator[str]:
 
 
 def _stage_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tuple[str, ...]]:
-    """The stages; with predictions, from the coordinator on with every hop."""
+    """Yield rows for the stages; with predictions, also the coordinator and every hop."""
     stages, prediction = plan["stages"], plan["prediction"]
     header = ("STAGE", "NODE", "UNIT", "LAYERS", "MEMORY", "STEP ms", "HOP ms")
     width = len(header) if prediction else len(header) - 2
@@ -134,7 +134,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _memory_text(stage: Mapping[str, Any]) -> str:
-    """``2.1/15 GiB``: what a stage takes of the memory of its unit."""
+    """Return how much of its unit's memory a stage takes: ``2.1/15 GiB``."""
     memory = stage_memory(stage)
     used = format_bytes(memory.device_bytes if memory.is_on_device else memory.total_bytes)
     if stage["usable_bytes"] is None:
@@ -188,7 +188,7 @@ def _prediction_rows(plan: Mapping[str, Any], names: NodeNames) -> Iterator[tupl
 
 
 def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How much of a token's time groups take to exchange what their members compute."""
+    """Yield the share of a token's time that groups spend exchanging results."""
     leaders = [stage for stage in plan["stages"] if stage["part"] and not is_led(stage)]
     seconds = sum(stage["predicted"]["exchange_seconds"] for stage in leaders)
     if not leaders:
@@ -202,7 +202,7 @@ def _exchange_rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
-    """How much better or worse a plan with, or without, groups is."""
+    """Describe how much better or worse a plan with, or without, groups is."""
     stages = [{**stage, "is_added": False} for stage in other["stages"]]
     return _change(plan, {**other, "stages": stages}, names)
 
@@ -210,7 +210,7 @@ def _other(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) 
 def _side_by_side_rows(
     prediction: Mapping[str, Any], several: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """How fast several pipelines would be, and what a deployment of each of the first takes."""
+    """Yield the rate of several pipelines, and the layouts of the first ones."""
     pipelines, rate = several["pipelines"], several["total_tokens_per_second"]
     gain = rate / prediction["total_tokens_per_second"] - 1
     yield (
@@ -239,7 +239,7 @@ def _bottleneck(prediction: Mapping[str, Any]) -> str:
 
 
 def _basis(plan: Mapping[str, Any]) -> str:
-    """What the times of stages rest on: ``stage 0 measured; stages 1, 2 assumed, …``."""
+    """Return the basis of the predicted times: ``stage 0 measured; stages 1, 2 assumed, …``."""
     stages_of: dict[str, list[str]] = {}
     for stage in plan["stages"]:
         stages_of.setdefault(stage["predicted"]["basis"], []).append(str(stage["stage"]))
@@ -268,7 +268,7 @@ def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: NodeNames) ->
 
 
 def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
-    """How much better or worse another plan is, and what it is on."""
+    """Describe how much better or worse another plan is, and its units."""
     ours = plan["prediction"]
     key, words = ("token_seconds", "per token")
     text = f"{format_seconds(other[key])} {words}"
@@ -285,7 +285,7 @@ def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames)
 
 
 def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
-    """What the plan was made for."""
+    """Yield the objective of the plan, its layers, and the size of its cache."""
     aim = "stages as requested with --layout"
     if not plan["has_layout"]:
         aim = f"best for {plan['objective']}: {_OBJECTIVES[plan['objective']]}"
@@ -297,7 +297,7 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _draft_lines(plan: Mapping[str, Any], names: NodeNames) -> Iterator[str]:
-    """Where the draft model is, and its memory requirement."""
+    """Yield the placement of the draft model, with its memory requirement."""
     draft = plan["draft"]
     if draft is None:
         return
@@ -307,7 +307,7 @@ def _draft_lines(plan: Mapping[str, Any], names: NodeNames) -> Iterator[str]:
 
 
 def _unused_lines(rejections: Sequence[Mapping[str, Any]], names: NodeNames) -> Iterator[str]:
-    """Units that got nothing, those of one sort and one reason together."""
+    """Yield the unused units, grouped by unit id and reason."""
     alike: dict[tuple[str, str], list[str]] = {}
     for each in rejections:
         alike.setdefault((each["unit_id"], each["reason"]), []).append(names.of(each["node_id"]))

@@ -165,7 +165,7 @@ def probe_document(
 
 
 def report_lines(report: ProbeReport, units: Sequence[ChosenUnit]) -> Iterator[str]:
-    """The report for a person: the node, every device with what it can do, and what is used."""
+    """Yield the report as text: the node, every device and what it can do, and the units in use."""
     place = f" in {report.container}" if report.container else ""
     cpu, memory = report.cpu, report.memory
     yield from table(
@@ -283,7 +283,7 @@ _ADDRESS = re.compile(r" \(https?://[^()]*\)")
 def _figure_rows(
     of_device: Figures, of_trials: Sequence[Figures]
 ) -> Iterator[tuple[str, str, str, str]]:
-    """What was measured through each backend, else what is known of the device.
+    """Yield the figures measured through each backend, else those known of the device.
 
     Unknown figures with one reason have one row. Addresses of sources are in the JSON only.
     """
@@ -311,7 +311,7 @@ def _limited(report: ProbeReport, limit_bytes: int) -> ProbeReport:
 
 @contextmanager
 def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
-    """A progress bar for each unit that is measured, where stderr is a terminal."""
+    """Show a progress bar for each unit that is measured, if stderr is a terminal."""
     if not is_shown:
         yield _ignore
         return

@@ -20,7 +20,7 @@ _is_skipping = threading.Event()
 
 
 def skip_finalization() -> None:
-    """From now on, ``end_process`` does not finalize the interpreter."""
+    """Make ``end_process`` skip the finalization of the interpreter from now on."""
     _is_skipping.set()
 
 

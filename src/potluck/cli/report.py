@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def stage_lines(plan: LoadPlan) -> Iterator[str]:
-    """One line per stage: its layers and its bytes."""
+    """Yield a line per stage: its layers and its bytes."""
     for index, stage in enumerate(plan.stages):
         shard = stage.shard
         parts = [f"layers [{shard.start_layer}, {shard.end_layer})"]
@@ -45,9 +45,9 @@ def _weights(memory: MemoryPlan) -> str:
 
 
 def sampling_line(values: Mapping[str, object]) -> str:
-    """How tokens are chosen: ``values`` are those of ``default_sampling`` with what was asked for.
+    """Describe how tokens are chosen: ``values`` are ``default_sampling`` with the requested ones.
 
-    What is neutral is left out.
+    Neutral values are left out.
     """
     if values["temperature"] == 0:
         return "sampling: greedy (temperature 0)"
@@ -63,7 +63,7 @@ def sampling_line(values: Mapping[str, object]) -> str:
 def figures_line(
     timings: Timings, *, load_seconds: float | None, experts: ExpertUse = NO_EXPERTS
 ) -> str:
-    """Tokens, seconds and rates on one line; loading too, unless ``load_seconds`` is None.
+    """Return tokens, seconds and rates on one line, and loading unless ``load_seconds`` is None.
 
     Rates count no tokens that were in the cache.
 

@@ -26,7 +26,7 @@ _NOT_OF_SERVE = frozenset({"no_http", "json"})
 """``serve`` is for clients, and prints their address."""
 
 _OF_BOTH = frozenset({"no_store"})
-"""Of ``up``; ``deploy`` has the same option."""
+"""An option of ``up`` that ``deploy`` also has."""
 
 _UNDEPLOY_SECONDS = 20.0
 """For other nodes to free their stages; a second Ctrl-C ends the wait."""
@@ -99,7 +99,7 @@ async def _joined(agent: Agent) -> None:
 
 
 def _taken(command: Callable[..., None], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are ``command``'s."""
+    """Return the options that ``command`` accepts."""
     names = inspect.signature(command).parameters
     return {name: options[name] for name in names if name not in _NOT_OF_SERVE}
 

@@ -115,7 +115,7 @@ def remove() -> None:
 
 
 def _parsed(options: Sequence[str]) -> dict[str, Any]:
-    """The options of ``potluck up`` as it would take them. Wrong ones are reported as there."""
+    """Parse the options as ``potluck up`` does, and report invalid ones as it does."""
     from typer.main import get_command
 
     from potluck.cli.app import application
@@ -127,7 +127,7 @@ def _parsed(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _joined(options: Sequence[str], parsed: dict[str, Any]) -> list[str]:
-    """The options without an invitation, by which the node has joined then."""
+    """Join with the invitation in the options, if any; return the options without it."""
     from potluck.cli.own_identity import join_identity, join_options
     from potluck.cluster.invitations.invitation import is_invitation
 
@@ -151,7 +151,9 @@ def _joined(options: Sequence[str], parsed: dict[str, Any]) -> list[str]:
 
 
 def _program() -> list[str]:
-    """The command that runs Potluck, by an absolute path. Links stay: they lead to newer ones."""
+    """Return the command that runs Potluck, by an absolute path. Symbolic links are kept, because
+    they may lead to newer versions later.
+    """
     found = shutil.which(sys.argv[0])
     if found is None or Path(found).name != "potluck":
         return [sys.executable, "-m", "potluck"]

@@ -147,7 +147,7 @@ def configured(
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None) -> NodeSettings:
-    """Settings from the file, then from the environment.
+    """Read settings from the file, then from the environment.
 
     ``home`` is the user's home directory, or None if there is none. See ``unknown_variables``.
     """
@@ -179,7 +179,7 @@ def _key_of(variable: str) -> str:
 
 
 def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:
-    """Where the file would be (``XDG_CONFIG_HOME`` is honoured)."""
+    """Return the path of the file, which may not exist (``XDG_CONFIG_HOME`` is honoured)."""
     base = environ.get("XDG_CONFIG_HOME")
     if base:
         return Path(base) / "potluck" / "config.toml"
@@ -187,7 +187,7 @@ def config_path(environ: Mapping[str, str], home: Path | None) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file; one in a folder of somebody else's holds nothing for us."""
+    """Return whether the file exists; one in another user's folder is ignored."""
     try:
         return path.is_file()
     except PermissionError:
@@ -203,7 +203,7 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _checked(values: Mapping[str, object], where: str) -> dict[str, object]:
-    """The values with their types, or an error that says which is wrong and where it stands."""
+    """Convert the values to their types. Raise ``UsageError`` with ``where`` if one is invalid."""
     known = ", ".join(Settings.__struct_fields__)
     try:
         settings = msgspec.convert(dict(values), Settings, strict=False)

@@ -23,7 +23,7 @@ from potluck.types.ranges import MAX_WHOLE
 
 
 class Quant(enum.Enum):
-    """What ``--quant`` takes."""
+    """The choices of ``--quant``."""
 
     NONE = "none"
     Q8_0 = "q8_0"

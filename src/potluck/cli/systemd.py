@@ -43,8 +43,8 @@ WantedBy=default.target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitState:
-    """What the manager says: ``enabled`` and ``active`` are its words, such as ``disabled`` and
-    ``failed``. ``is_lingering`` is None where nobody says.
+    """The state of a unit. ``enabled`` and ``active`` are the manager's words, such as ``disabled``
+    and ``failed``. ``is_lingering`` is None if it is unknown.
     """
 
     enabled: str
@@ -94,7 +94,7 @@ class UserManager:
         self._do("daemon-reload")
 
     def state(self) -> UnitState:
-        """What the manager says of the unit."""
+        """Return the state of the unit as the manager reports it."""
         return UnitState(
             enabled=self._run("is-enabled", UNIT).stdout.strip() or "not-found",
             active=self._run("is-active", UNIT).stdout.strip() or "unknown",
@@ -138,19 +138,19 @@ class UserManager:
 
 
 def unit_path(environ: Mapping[str, str]) -> Path:
-    """Where the unit is, or would be."""
+    """Return the path of the unit, which may not exist."""
     base = environ.get("XDG_CONFIG_HOME", "")
     folder = Path(base) if base.startswith("/") else Path.home() / ".config"
     return folder / "systemd" / "user" / UNIT
 
 
 def unit_text(command: Sequence[str]) -> str:
-    """The unit that runs a command. Raises ``UsageError`` for what no unit can hold."""
+    """Return a unit that runs a command. Raise ``UsageError`` if no unit can contain it."""
     return _UNIT.format(command=" ".join(map(_quoted, command)))
 
 
 def user_name() -> str:
-    """The user's name, or number where it has none."""
+    """Return the user's name, or the number of a user without a name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -158,7 +158,7 @@ def user_name() -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word of ``ExecStart`` (systemd.service(5), systemd.syntax(7))."""
+    """Quote a word for ``ExecStart`` (systemd.service(5), systemd.syntax(7))."""
     if not word.isprintable():
         raise UsageError(f"a systemd unit cannot contain the argument {word!r}")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")

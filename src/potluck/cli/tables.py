@@ -17,7 +17,7 @@ from potluck.types.states import num_live_states
 
 
 def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
-    """The nodes and units of a document of schema ``potluck.cluster/1``."""
+    """Yield the nodes and units of a document of schema ``potluck.cluster/1``."""
     rows = [("NODE", "STATE", "ADDRESS", "UNIT", "MAY USE", "THREADS")]
     for node in cluster["nodes"]:
         own = " *" if node["node_id"] == cluster["node_id"] else ""
@@ -55,7 +55,7 @@ def node_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shared_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
-    """Nodes on one machine: each shows memory that the others may take."""
+    """Yield the nodes on one machine: each shows memory that the others may use."""
     nodes_of: dict[str, list[str]] = {}
     for node in cluster["nodes"]:
         if node.get("host_id"):
@@ -100,7 +100,7 @@ def _devices(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
-    """A device, and how fast its best unit reads or why there is none."""
+    """Describe a device: the read rate of its best unit, or why it has none."""
     trials = [
         trial for trial in node["hardware"]["trials"] if trial["device_id"] == device["device_id"]
     ]
@@ -121,14 +121,14 @@ def _device_text(node: Mapping[str, Any], device: Mapping[str, Any]) -> str:
 
 
 def not_tested_reason(*, is_software: bool) -> str:
-    """Why no backend was tried on a device."""
+    """Return why no backend was tried on a device."""
     if is_software:
         return "--allow-software enables software-emulated GPUs"
     return "no backend in this build supports it"
 
 
 def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
-    """One line, or one per version where they differ."""
+    """Yield the version, or a line for each if nodes differ."""
     nodes_of: dict[str, list[str]] = {}
     for node in cluster["nodes"]:
         if "version" in node:
@@ -139,7 +139,7 @@ def _version_lines(cluster: Mapping[str, Any]) -> Iterator[str]:
 
 
 def deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """What one deployment is and does, then its stages."""
+    """Yield the state of a deployment, then its stages."""
     reason = f" ({deployment['reason']})" if deployment["reason"] else ""
     yield f"{deployment['model_id']}: {deployment['state']}{reason}"
     yield (
@@ -185,7 +185,7 @@ _VERIFICATIONS = {
 
 
 def transfer_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """What nodes got of the model's files from elsewhere, and what is known of these."""
+    """Yield the model files that nodes get from elsewhere, and whether they are verified."""
     for transfer in deployment["transfers"]:
         yield f"files at {transfer['node_id']}: {transfer_text(transfer)}"
     if deployment["verification"] is not None:
@@ -210,7 +210,7 @@ def transfer_text(transfer: Mapping[str, Any]) -> str:
 
 
 def _part_of(stage: Mapping[str, Any]) -> str:
-    """Say which part of a stage a member of a group has, if it is one."""
+    """Return which part of a stage a member of a group has; empty without a group."""
     part = stage["part"]
     return "" if part is None else f", part {part['member'] + 1} of {len(part['shares'])},"
 
@@ -221,7 +221,7 @@ def is_led(stage: Mapping[str, Any]) -> bool:
 
 
 def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """The stages of a deployment or a plan, and the units that got nothing."""
+    """Yield the stages of a deployment or a plan, and the unused units."""
     rows = [("STAGE", "NODE", "UNIT", "LAYERS", "BYTES")]
     last = len(deployment["stages"]) - 1
     for stage in deployment["stages"]:
@@ -255,7 +255,7 @@ def stage_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def memory_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """What the memory of each stage is for, and how long it took to load."""
+    """Yield what each stage uses memory for, and how long it took to load."""
     for stage in deployment["stages"]:
         memory = stage_memory(stage)
         own = f"; {format_bytes(memory.device_bytes)} of it on the device"
@@ -274,7 +274,7 @@ def states_text(num_states: int, num_bytes: int) -> str:
 
 
 def state_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """The state slots of a deployment or a plan, of all stages together; nothing without state."""
+    """Yield the state slots of all stages of a deployment or a plan, if the model has states."""
     num_states = deployment["num_states"]
     if num_states and deployment["stages"]:
         num_bytes = sum(stage["memory"]["state_bytes"] for stage in deployment["stages"])
@@ -282,7 +282,7 @@ def state_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
-    """How a deployment is quantized and computed."""
+    """Yield how a deployment is quantized and computed."""
     if deployment["quantization"] != "none":
         yield f"quant: {deployment['quantization']}"
     for remark in deployment["remarks"]:
@@ -292,7 +292,7 @@ def remark_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def mapped_text(deployment: Mapping[str, Any]) -> str:
-    """Say what becomes of the weights of a deployment or a plan that maps them; else empty."""
+    """Describe how a deployment or a plan maps its weights; empty if it does not."""
     if not deployment["is_mapped"] or not deployment["stages"]:
         return ""
     loaded = [str(stage["stage"]) for stage in deployment["stages"] if stage["memory"]["weights"]]
@@ -307,7 +307,7 @@ def stage_memory(stage: Mapping[str, Any]) -> MemoryPlan:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns side by side, each as wide as it must be: nothing is cut off."""
+    """Yield rows with aligned columns, without truncating anything."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

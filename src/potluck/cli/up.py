@@ -68,7 +68,7 @@ _ALONE_SECONDS = 10.0
 
 
 def is_shown(stream: TextIO | None, *, is_requested: bool) -> bool:
-    """Whether the secret may be written to ``stream``.
+    """Return whether the secret may be written to ``stream``.
 
     The secret is only printed to a terminal. The output of a service goes to a journal, which more
     people can read than may join the cluster, so it only names the file with the secret.
@@ -84,8 +84,8 @@ def invitation(
     multicast: bool,
     is_invited: bool = False,
 ) -> Iterator[str]:
-    """The lines. ``secret`` is None where it is not to be shown; a node that ``is_invited`` has
-    none, and cannot invite others.
+    """Yield the lines that tell how to add machines. ``secret`` is None if it must not be shown; a
+    node that ``is_invited`` has no secret and cannot invite others.
 
     ``secret_file`` is where this node keeps the secret, None if it was given one. ``multicast``:
     others may find this node without its ``address``.
@@ -200,7 +200,7 @@ def up(
 
 
 class AgentTask(Protocol):
-    """What an agent does after its start, until it ends."""
+    """A task that accompanies an agent, from after its start until it ends."""
 
     async def begin(self, agent: Agent) -> None:
         """Return when the agent can be said to be ready. Cancelled if it ends before that."""

@@ -138,9 +138,9 @@ def _lines(groups: Sequence[Sequence[WheelReport]], *, is_short: bool) -> Iterat
 
 
 def _projects(argument: str, hosts: Sequence[Host]) -> Sequence[Sequence[Path]]:
-    """The file or folder of this name, or else the newest wheels of the project.
+    """Return the file or folder with this name, or else the newest wheels of the project.
 
-    Of a folder with wheels, those of each project in it.
+    For a folder with wheels, return those of each project in it.
     """
     path = Path(argument)
     if path.is_dir() and (wheels := sorted(path.glob("*.whl"))):
@@ -163,7 +163,7 @@ def _projects(argument: str, hosts: Sequence[Host]) -> Sequence[Sequence[Path]]:
 def _working_releases(
     project: str, found: Sequence[WheelReport], checks: Sequence[HostCheck], cache: Path | None
 ) -> list[WorkingRelease]:
-    """For each host that none of the newest wheels works on, the newest release that does."""
+    """Return the newest working release for each host on which no newest wheel works."""
     from potluck.cli.wheel_document import WorkingRelease, is_usable_on
     from potluck.portability.checks.needs import cached_needs
     from potluck.portability.checks.prepared_wheel import PreparedWheel

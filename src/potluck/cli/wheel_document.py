@@ -215,7 +215,7 @@ def _finding(finding: Finding) -> FindingDocument:
 
 
 _SHOWN_FILES = 3
-"""Of those that one thing is said of."""
+"""The number of files or features named in one message; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +282,7 @@ def hidden_line(relevant: RelevantReports) -> str:
 
 
 def wheel_lines(report: WheelReport) -> Iterator[str]:
-    """One wheel: its promise, then the hosts; the reasons in full where there is one host."""
+    """Yield one wheel: its promise, then the hosts; with a single host, the reasons in full."""
     yield report.file
     for minimum in report.minima:
         yield f"  {_promise_line(report, minimum)}"
@@ -298,7 +298,7 @@ def wheel_lines(report: WheelReport) -> Iterator[str]:
 
 
 def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
-    """A line for each host and each group of wheels of one project: the wheel that fits best."""
+    """Yield a line for each host and each project's group of wheels: the wheel that fits best."""
     rows = [("HOST", "INSTALLS", "VERDICT", "WHEEL", "BECAUSE")]
     for reports in groups:
         for number in range(len(reports[0].hosts)):
@@ -309,7 +309,7 @@ def short_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
 
 
 def release_line(release: WorkingRelease) -> str:
-    """What to install instead."""
+    """Return a line that names the release to install instead."""
     name = f"{release.project} {release.version}"
     return f"{release.host}: {name} is the newest release found that installs and loads there"
 
@@ -366,7 +366,7 @@ def _row(report: HostReport) -> tuple[str, str, str, str]:
 
 
 def _verdict(report: HostReport) -> str:
-    """``loads without`` goes on with what it lacks."""
+    """Return the verdict as text; ``loads without`` is followed by the missing features."""
     features = dict.fromkeys(
         each.feature for each in report.findings if each.severity is Severity.LIMIT if each.feature
     )
@@ -405,7 +405,7 @@ def _files(files: Sequence[str]) -> str:
 
 
 def is_usable(reports: Sequence[WheelReport]) -> bool:
-    """Whether each host takes one of these files, all of one project, and loads it."""
+    """Return whether each host takes one of these files, all of one project, and loads it."""
     return all(
         any(map(is_usable_on, on_host))
         for on_host in zip(*(report.hosts for report in reports), strict=True)
@@ -413,5 +413,5 @@ def is_usable(reports: Sequence[WheelReport]) -> bool:
 
 
 def is_usable_on(report: HostReport) -> bool:
-    """Whether the host takes a wheel and loads it."""
+    """Return whether the host takes a wheel and loads it."""
     return report.is_installed and report.verdict is not Verdict.WILL_NOT_LOAD

@@ -84,7 +84,7 @@ def gather_hosts(state: StateDirectory) -> tuple[list[Host], list[SilentNode]]:
 
 
 def _host(answer: HostAnswer) -> Host:
-    """Raises ``HostError`` if there is none, for whatever reason."""
+    """Read the host in an answer. Raise ``HostError`` if it has none or is malformed."""
     from potluck.portability.hosts.document import read_host
 
     if answer.problem:

@@ -157,8 +157,8 @@ def _hosts(count: int) -> str:
 
 
 def _table(plans: Sequence[HostPlan]) -> Iterator[str]:
-    """A row for each package and wheel, with the hosts that it is for; then what is lost, and
-    which variants are not used.
+    """Yield a row for each package and wheel, with its hosts; then what is lost, and which variants
+    are not used.
     """
     rows = [("PACKAGE", "VERSION", "HOSTS", "WHEEL", "WITHOUT")]
     grouped: dict[tuple[str, str, str, str], list[str]] = {}

@@ -25,7 +25,7 @@ it does not replace longer anchors."""
 _PREDICTION_ANCHOR_TOKENS = 2
 
 _NEARBY_TOKENS = 24
-"""Where the text has left a source, it is looked for in so many tokens that follow there."""
+"""After the text has left a source, its next token is searched for in this many tokens there."""
 
 _MATCHED_AT_FIRST = 8
 """The beginning of a prediction is trusted like a match of this many tokens."""
@@ -175,7 +175,7 @@ class NgramDrafter:
             self._source, self._next = best, following
 
     def _nearby(self) -> tuple[int, int]:
-        """Where the text goes on in the source that it has left, as ``longest_match`` gives it."""
+        """Find where the text continues in the source that it left, as ``longest_match`` does."""
         source, text = self._source.tokens, self._text.tokens
         end = min(len(source) - (source is text), self._next + _NEARBY_TOKENS)
         for place in range(self._next, end):
@@ -184,10 +184,10 @@ class NgramDrafter:
         return 0, 0
 
     def _guess(self, count: int) -> Iterator[int]:
-        """The next ``count`` tokens of the source.
+        """Yield the next ``count`` tokens of the source.
 
-        Where they reach the end of the text itself, the guess is what follows it: a text that goes
-        round in a circle goes on so. A prediction ends.
+        At the end of the text itself the guess starts again at its first token, so a text that
+        repeats itself goes on repeating. A prediction ends instead.
         """
         tokens, start = self._source.tokens, self._next
         num_left = len(tokens) - start

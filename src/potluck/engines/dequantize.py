@@ -194,7 +194,7 @@ def _f16(blocks: Bytes) -> Floats:
 
 
 def _bf16(blocks: Bytes) -> Floats:
-    """The upper half of a float32."""
+    """Convert bf16, which is the upper half of a float32."""
     return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 

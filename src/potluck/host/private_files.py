@@ -69,7 +69,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def read_small_file(path: Path, max_bytes: int) -> bytes:
-    """What the file holds, at most ``max_bytes`` of it.
+    """Return the contents of the file, at most ``max_bytes`` of it.
 
     Raises ``OSError``, also for what is not a regular file: a FIFO would be waited for without end.
     """
@@ -159,7 +159,7 @@ def _group_name(gid: int) -> str:
 
 @contextmanager
 def _draft(path: Path, data: bytes, *, is_durable: bool) -> Iterator[Path]:
-    """A complete draft of ``path`` in its folder, which is gone at the end of the block."""
+    """Write a complete draft of ``path`` to its folder, and delete it at the end of the block."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_DRAFT_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(draft, flags, 0o600)

@@ -48,7 +48,7 @@ _HEAD_NORMS = {"attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_no
 
 
 def names_with_shifted_norms() -> Mapping[FileKind, NameTable]:
-    """Names of Gemma 2 and 3, whose safetensors files store ``w - 1`` for a norm's weight ``w``.
+    """Return the names of Gemma 2 and 3, whose safetensors store norms' weights less 1.
 
     GGUF files store the weight itself.
     """

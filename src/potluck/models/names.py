@@ -368,7 +368,7 @@ def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | 
 
 
 def _interleaved_latent(stem: str, attention: LatentAttentionConfig) -> InterleavedHeads | None:
-    """The rotated columns follow the rest of a query's head, and the latent row."""
+    """Return the heads whose last columns rotate: those of queries, and that of the latent row."""
     if not attention.is_interleaved:
         return None
     num_heads, before = {

@@ -277,7 +277,7 @@ def sort_of(unit: UnitReport) -> Sort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedOffers:
-    """What units offer, and what every part of a model takes on them.
+    """The offers of units, and the cost of every part of a model on them.
 
     ``costs`` and ``sizes`` are keyed by sort of unit; ``mixed`` is one cost for all sorts, in the
     order of ``costs``.

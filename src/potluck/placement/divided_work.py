@@ -1,4 +1,4 @@
-"""What the members of a group compute and exchange, derived from their programs.
+"""The work and the exchanges of a group's members, derived from their programs.
 
 A step of a group consists of phases: all members compute their parts of the work between two
 exchanges, and no phase begins before every member has received what the others sent. A phase
@@ -46,7 +46,7 @@ _FLOAT_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """What members compute up to an exchange, and what each of them then sends for every token.
+    """The work of members up to an exchange, and what each of them then sends for every token.
 
     ``parts`` and ``sent_bytes`` are indexed by member. ``sent_bytes`` is empty for a phase that
     ends without an exchange. If ``is_to_leader``, only member 0 receives.
@@ -59,7 +59,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedWork:
-    """What each member of a group reads, computes and sends.
+    """The bytes and operations of each member of a group, and what it sends.
 
     ``whole`` is the work of a single unit with the whole model, and ``shares`` are those of
     ``GroupPart``. ``layers`` has the phases of each decoder layer; equal layers share one object.

@@ -1,4 +1,4 @@
-"""Where a model may be placed: units that work, and the memory that each may use. Pure.
+"""The units that a model may be placed on, and the memory that each may use. Pure.
 
 Serving units come first. Units in reserve, which are slower than others of their node, are offered
 only if the model does not fit without them; all others are never offered.

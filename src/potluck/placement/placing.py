@@ -57,7 +57,7 @@ from potluck.types.states import states_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """Where a model is placed, how it is quantized there, and which units are unused.
+    """The placement of a model, its quantization, and the unused units.
 
     ``needs_room``: held stages that are not in the plan must be released before it is loaded.
     ``request`` is the input of the choice.
@@ -371,7 +371,7 @@ class Placement:
         return counted.credited({place: sort_of(unit) for place, unit in self._units.items()})
 
     def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
-        """Return what there is to choose from, with times."""
+        """Return the candidates to choose from, with times."""
         candidates = []
         divided: dict[Sort, DividedCost | None] = {}
         for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):

@@ -29,7 +29,7 @@ from potluck.weights.report import remark_lines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """Where a model is placed, how it is quantized and computed, and what each stage takes there.
+    """The placement of a model, its quantization and arithmetic, and the memory plan of each stage.
 
     ``held`` are the stages of it that workers held when it was planned. If it ``needs_room``, those
     that are not in the plan must be released before it is loaded. ``plan`` was chosen for

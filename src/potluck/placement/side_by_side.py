@@ -1,4 +1,4 @@
-"""What several pipelines would gain if there are more units than one pipeline needs. Pure.
+"""The gain of several pipelines if there are more units than one pipeline needs. Pure.
 
 A deployment is one pipeline, so each of these would be a deployment of its own.
 """

@@ -1,4 +1,4 @@
-"""Where each node gets the parts of files that its stages need. Pure.
+"""The sources from which each node gets the parts of files that its stages need. Pure.
 
 A chunk on a node's own disk is read there. A chunk that peers hold comes from a peer, chosen such
 that all chunks are predicted to arrive soonest: several holders share the work. A chunk that nobody

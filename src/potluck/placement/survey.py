@@ -15,7 +15,7 @@ from potluck.types.speed import NodeSpeeds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSurvey:
-    """What is known about the nodes on which a model may be placed, and the purpose of the plan.
+    """The known facts about nodes on which a model may be placed, and the purpose of the plan.
 
     ``reports`` are those of all nodes, ``able`` those of the nodes that can read the model, with
     their usable units. ``speeds`` has an entry for each node that answered. Steps start and end at

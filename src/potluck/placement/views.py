@@ -68,7 +68,7 @@ def stage_predictions(record: DeploymentRecord) -> Sequence[StagePredictionDocum
 
 
 def _is_finite(prediction: Prediction) -> bool:
-    """Whether JSON can represent it: records come from other nodes."""
+    """Return whether JSON can represent a value: records come from other nodes."""
     whole = dataclasses.asdict(prediction)
     documents = (whole, *whole["stages"])
     values = [value for document in documents for value in document.values()]

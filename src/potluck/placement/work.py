@@ -1,4 +1,4 @@
-"""What the parts of a model read and compute, from its headers alone.
+"""The bytes that the parts of a model read and the operations that they do, from headers alone.
 
 The parts are the embedding, each decoder layer and the head. How long they take on a unit is
 computed by ``placement.times``.
@@ -60,7 +60,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartWork:
-    """What a part reads and computes.
+    """The bytes that a part reads, and the operations that it does.
 
     With attention, each token reads ``cache_bytes`` of every position that it sees (the last
     ``window`` ones, or all) and does ``attention_multiply_adds`` with it. With a state of
@@ -78,7 +78,7 @@ class PartWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """What the parts of a model read and compute on units of one backend.
+    """The work of all parts of a model on units of one backend.
 
     ``embedding_row_bytes`` are read for each token, and ``num_bytes`` are those of all matrices by
     which tokens are multiplied. Equal layers share one object. Between stages, a step sends

@@ -78,7 +78,7 @@ def default_limit_bytes(folder: Path) -> int:
 
 
 class ContentStore:
-    """What this disk has of model files. Thread-safe; several processes may share ``folder``.
+    """The model files on this disk. Thread-safe; several processes may share ``folder``.
 
     Stored files take at most ``limit_bytes``; with 0 nothing is stored. If there is no room, the
     least recently used file that is not in use is removed. ``hub_folder`` is huggingface_hub's

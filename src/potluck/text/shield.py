@@ -67,9 +67,7 @@ class Shield:
     def __init__(
         self, *, control_texts: Iterable[str], used: Iterable[str], is_strict: bool = False
     ) -> None:
-        """``used`` yields the texts whose characters cannot be replacements; it is read when
-        needed.
-        """
+        """Initialize. Replacements do not occur in ``used``, which is read when needed."""
         self._control = _controls(tuple(control_texts))
         self._free = _unused_characters(used)
         self._stand_in: dict[str, str] = {}

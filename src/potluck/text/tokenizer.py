@@ -75,7 +75,7 @@ class _SizeBound:
 
 
 class PrefixSpace(enum.Enum):
-    """Where ``▁`` is inserted before a stretch of text."""
+    """The places where ``▁`` is inserted before text."""
 
     NEVER = "never"
     FIRST = "first"

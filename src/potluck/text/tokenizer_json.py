@@ -38,7 +38,7 @@ class Pieces(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenParts:
-    """What vocabulary files define about single tokens.
+    """The definitions of single tokens in vocabulary files.
 
     ``model`` has no added tokens. ``added`` are their entries by id, with the keys of
     tokenizer.json. ``leading`` are the tokens put before a text, ``trailing`` those after it.

@@ -1,4 +1,4 @@
-"""What one node observes: events in the cluster, and statistics of deployed models."""
+"""Observations of one node: events in the cluster, and statistics of deployed models."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Verification(enum.Enum):
 
 
 class FilesRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Where nodes get the model's files.
+    """The sources from which nodes get the model's files.
 
     They read the model at their own path if there is no ``manifest``, or if they are among
     ``own_files``; the others get the files of the ``manifest`` by content. ``transfers`` are the
@@ -167,7 +167,7 @@ class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model.
+    """The known facts about a model.
 
     ``stored_format`` is the format of most of the weights, ``files`` that of the files:
     ``safetensors`` or ``gguf``. ``fingerprint`` is that of the model at the node from which it was
@@ -184,7 +184,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What is. Its coordinator changes it.
+    """The current status of a deployment. Its coordinator changes it.
 
     ``reason`` says why it does not serve. Every stage has ``num_states`` state slots (0 for a model
     without state). ``done_bytes`` and ``total_bytes`` are the weights loaded so far. If the drafts

@@ -1,4 +1,4 @@
-"""What was asked of a deployment. Each setting of a deployment is declared here, and nowhere else.
+"""The requested settings of a deployment. Each setting is declared here, and nowhere else.
 
 A field of ``DeploymentSpec`` with its ``Setting`` is also the option of ``potluck deploy``, the key
 of the configuration file, the field of ``POST /cluster/deployments``, the range that is checked,
@@ -81,7 +81,7 @@ def _between(least: float, most: float, unit: str = "") -> NumberRange:
 
 
 class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. It does not change while the model is deployed.
+    """The requested settings. They do not change while the model is deployed.
 
     ``model`` is MODEL. None leaves ``context_tokens``, ``cache_tokens`` and ``num_states`` to the
     model, and ``quantization`` to the plans: each uses the most precise that fits. For

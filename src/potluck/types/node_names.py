@@ -1,4 +1,4 @@
-"""What nodes are called where people read: by the names of their hosts."""
+"""Names of nodes in text output: the names of their hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _NODE_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 
 
 _NUM_DIGITS = (4, 8)
-"""Of an id, after a name that several nodes have; if they do not differ in these, the whole id."""
+"""The number of digits of an id that follow a name shared by several nodes. If these do not differ,
+the whole id follows.
+"""
 
 
 class NodeNames:

@@ -53,7 +53,7 @@ def format_percent(part: float) -> str:
 
 
 def format_few(names: Sequence[str], most: int) -> str:
-    """``a, b and 3 more``: the first ``most`` names, and how many others there are."""
+    """Return the first ``most`` names and the number of the others: ``a, b and 3 more``."""
     shown = ", ".join(names[:most])
     others = len(names) - most
     return f"{shown} and {others} more" if others > 0 else shown

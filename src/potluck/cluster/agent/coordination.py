@@ -210,7 +210,7 @@ class Coordination:
             self.records.publish(record.removed(UNDEPLOYED))
 
     def begin_drain(self) -> None:
-        """From now on, plan no stages on this node, and coordinate no new deployments here."""
+        """Plan no more stages on this node, and coordinate no new deployments here."""
         self.is_draining = True
         self.records.changes.notify()
 

@@ -52,7 +52,7 @@ from potluck.errors import CallError, MovedError, StalledError
 from potluck.types.gateway import ModelMetrics
 
 _TELL_SECONDS = 2.0
-"""How often callers that wait for a move are told that it is still running."""
+"""The interval at which callers that wait for a move learn that it is still running."""
 
 
 class DeploymentCalls:

@@ -155,7 +155,7 @@ async def _receives_from(
 
 
 def _has_multicast(address: Address) -> bool:
-    """Whether discovery works at an address: it uses IPv4, and makes no sense on loopback."""
+    """Return whether discovery works at an address: it uses IPv4, and is useless on loopback."""
     return isinstance(address.ip, ipaddress.IPv4Address) and not address.is_loopback
 
 

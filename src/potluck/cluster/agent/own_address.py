@@ -26,7 +26,7 @@ _NUM_LOOKS = 3
 
 
 def is_own_address(host: str) -> bool:
-    """Whether this machine has an IP address, on any interface."""
+    """Return whether this machine has an IP address, on any interface."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -47,7 +47,7 @@ def other_threads(pid: int) -> list[ProcessStat]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; False if it does not exist."""
+    """Return whether a process is stopped by a signal or a debugger; False if it does not exist."""
     stat = process_stat(pid)
     return stat is not None and stat.is_stopped
 

@@ -271,7 +271,7 @@ class Records:
         return answer
 
     def sees_coordinator(self, deployment: DeploymentId, epoch: Epoch) -> bool:
-        """Whether the coordinator of an epoch is a member, or is this node, running that epoch."""
+        """Return whether an epoch's coordinator is a member, or is this node, which runs it."""
         if epoch.coordinator != self._membership.node_id:
             return epoch.coordinator in self._membership.nodes()
         return self._has_own_epoch(deployment)
@@ -323,10 +323,10 @@ class Records:
         await asyncio.gather(*(self._tell(node, payload) for node in self._membership.nodes()))
 
     def _is_responsible_for(self, record: DeploymentRecord, to: NodeId) -> bool:
-        """Whether this node is responsible for sending a record to another.
+        """Return whether this node is responsible for sending a record to another.
 
         That is its coordinator or, without one, the node with the lowest id of those that know it.
-        A node that has forgotten what it coordinates (it was restarted) is told by every node.
+        A node that has forgotten what it coordinates (it was restarted) gets it from every node.
         """
         own = self._membership.node_id
         coordinator = record.epoch.coordinator
@@ -334,7 +334,7 @@ class Records:
         return coordinator in (own, to) or (coordinator not in others and min(others) == own)
 
     def is_live(self, deployment: DeploymentId) -> bool:
-        """Whether this node knows of a deployment that was not removed."""
+        """Return whether this node knows of a deployment that was not removed."""
         record = self.get(deployment)
         return record is not None and not record.is_removed
 

@@ -80,7 +80,7 @@ class Removals:
         return {node: each.time for node, each in self._known.items()}
 
     def holds_secret(self, node: NodeId) -> bool | None:
-        """Whether a node says that it has the cluster's secret; None if it has not said."""
+        """Return whether a node says that it has the cluster's secret; None if it has not said."""
         if node == self._identity.node_id:
             return self._identity.authority is not None
         return self._holders.get(node)
@@ -109,8 +109,8 @@ class Removals:
                 hint="start a new cluster with another secret (docs/design/security.md)",
             )
         removal = sign_removal(authority, self._identity.cluster_id, node, int(time.time()))
-        # The node itself, too, so that it exits with a message. Those that cannot be reached
-        # now are told when they rejoin.
+        # The node itself, too, so that it exits with a message. Nodes that cannot be
+        # reached now receive it when they rejoin.
         await REMOVALS.call_all(
             self._membership,
             dict.fromkeys(sorted(self._membership.nodes()), self._list(removal)),

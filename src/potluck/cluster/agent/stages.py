@@ -379,7 +379,7 @@ class StageHost:
     # Stages whose coordinator is lost.
 
     def _is_used(self, deployment: DeploymentId) -> bool:
-        """Whether they are used by a coordinator that this node does not see."""
+        """Return whether stages are used by a coordinator that this node does not see."""
         return any(each.serving is not None for each in self.hosted.of(deployment))
 
     def _end_orphans(self, deployment: DeploymentId) -> None:

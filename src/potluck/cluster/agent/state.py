@@ -64,7 +64,7 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text from the command line is UTF-8, rather than bytes of another encoding."""
+    """Return whether a text from the command line is UTF-8, and not bytes of another encoding."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

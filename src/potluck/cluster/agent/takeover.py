@@ -58,7 +58,7 @@ holders waits (``machine.MINORITY_SECONDS``), or nobody would wait for it there.
 
 
 class Decision(enum.Enum):
-    """What to do about a coordinator that this node does not see."""
+    """The decision about a coordinator that this node does not see."""
 
     TAKE_OVER = "take over"
     WAIT = "wait"
@@ -188,7 +188,7 @@ class Takeovers:
         return is_lost and self._is_free(record)
 
     def _is_free(self, record: DeploymentRecord) -> bool:
-        """Whether it is live and not coordinated here."""
+        """Return whether the deployment is live and not coordinated here."""
         return not record.is_removed and record.deployment not in self._coordination.coordinated
 
     async def take_over(self, record: DeploymentRecord) -> bool:

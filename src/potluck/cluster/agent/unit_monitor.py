@@ -279,7 +279,7 @@ def _log_defect(task: asyncio.Task[None], what: str) -> BaseException | None:
 
 
 class _Seen:
-    """What a unit's workers are known to have done."""
+    """The activity of a unit's workers, as far as it is known."""
 
     def __init__(self) -> None:
         self._num_steps: dict[MonitoredWorker, int] = {}

@@ -54,7 +54,7 @@ from potluck.types.content import (
 _log = logging.getLogger(__name__)
 
 _TELL_SECONDS = 1.0
-"""How often those that wait for files to be hashed are told the progress."""
+"""The interval at which callers that wait for files to be hashed receive the progress."""
 _HUB_SECONDS = 4.0
 """The time limit for the hub: a slower one would not be of much use as a source."""
 

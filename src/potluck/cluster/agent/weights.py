@@ -123,7 +123,7 @@ class NodeWeights:
         """Return the transfer process; None if there is none."""
         return self._files
 
-    # What a coordinator needs.
+    # Requests of coordinators.
 
     async def read(self, model: str, record: DeploymentRecord | None = None) -> ReadModel:
         """Read what a coordinator needs of a model, from this disk, other nodes or the hub.
@@ -286,7 +286,7 @@ class NodeWeights:
             hint="see its agent's log",
         )
 
-    # What other nodes ask.
+    # Requests of other nodes.
 
     async def check(self, request: CheckModel) -> ModelCheck:
         """Return whether this node has a model. Concurrent questions share one answer."""

@@ -495,7 +495,7 @@ def _met(failed: Failed) -> PotluckError:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has exited, even if it was already reaped."""
+    """Return whether a child has exited, even if it was already reaped."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # already reaped

@@ -168,7 +168,8 @@ class Attempt:
             weights=self._weights,
         )
         if record.status.plan.arithmetic is Arithmetic.EXACT:
-            # What another one would gain is shown by plans, not by deployments that do not want it.
+            # The gain of another arithmetic is shown by plans, not by deployments that do not want
+            # it.
             planned = replace(planned, arithmetic_note="")
         self._planned = planned
         return planned
@@ -231,7 +232,7 @@ class Attempt:
     ) -> None:
         """Load every stage that is not held.
 
-        Before that, nodes that fetch files by content are told the sources. Raises the same errors
+        Before that, nodes that fetch files by content receive the sources. Raises the same errors
         as ``load_stages`` and ``prepare_weights``, and those of hashing the model's files.
         """
         await self._prepare(on_progress)

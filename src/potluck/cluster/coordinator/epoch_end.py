@@ -1,4 +1,4 @@
-"""What the end of an epoch says about its stages and their units."""
+"""The end of an epoch, and what it implies for its stages and their units."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class EpochEnds:
         return self._excluded.reasons(self._clock(), is_first=is_first)
 
     def served(self) -> None:
-        """The deployment serves again: earlier outages are no longer reported."""
+        """Note that the deployment serves again, and report earlier outages no longer."""
         self._outages = ()
         self._failure = None
         self._excluded = self._excluded.served()

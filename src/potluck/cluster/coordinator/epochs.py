@@ -256,7 +256,7 @@ class Epochs:
         self._background.spawn(release_others(self._membership, superseded, self.served.stages))
 
     def _serve(self) -> None:
-        """The edges are open: continue every sequence."""
+        """Continue every sequence, now that the edges are open."""
         attempt = self.attempts.attempt
         epoch, loop = attempt.record.epoch, asyncio.get_running_loop()
 

@@ -45,7 +45,7 @@ OUTBID_PAUSE_SECONDS = 0.2
 
 
 class Phase(enum.Enum):
-    """What the current attempt waits for."""
+    """The event that the current attempt waits for."""
 
     IDLE = "idle"
     PLANNING = "planning"
@@ -216,7 +216,7 @@ def _move_over(state: State, reason: str) -> list[Action]:
 
 
 def _serve_on(state: State, reason: str) -> Transition:
-    """An attempt made while another plan serves has failed, and that plan stays."""
+    """Keep the plan that serves after an attempt at another one has failed."""
     idle = replace(state, phase=Phase.IDLE, planned=frozenset(), is_move=False, reason="")
     return _with(
         idle,

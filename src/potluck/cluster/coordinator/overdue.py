@@ -56,7 +56,7 @@ class Verdict:
 
 
 class Evidence:
-    """What nodes have reported about their stages while one step was awaited. Times are in seconds.
+    """Reports of nodes about their stages while one step is awaited. Times are in seconds.
 
     Doubt starts with the first answer that gave reason for it: nobody has asked before that.
     """

@@ -124,8 +124,8 @@ class Rebalancing:
     # Notifications from the deployment.
 
     def serves(self) -> None:
-        """A pipeline is attached: search once everything has settled, and periodically from then
-        on.
+        """Search once everything has settled, and periodically from then on: a pipeline is
+        attached.
         """
         self._is_serving = True
         self._has_joined = False
@@ -137,7 +137,7 @@ class Rebalancing:
             self._watching = self._spawn(self._watch())
 
     def pauses(self) -> None:
-        """No pipeline is attached any more."""
+        """Note that no pipeline is attached any more."""
         self._is_serving = False
         self._stop_watching()
 
@@ -164,7 +164,7 @@ class Rebalancing:
             self._spawn(self._release_in(settles_in))
 
     def move_over(self, failure: str) -> None:
-        """The move has ended: the new plan serves, or ``failure`` says why not."""
+        """Note the end of a move: the new plan serves, or ``failure`` says why not."""
         moving, self._moving = self._moving, None
         now = self._clock()
         # A failed move counts as well: otherwise it would be retried endlessly.

@@ -48,7 +48,7 @@ class StageNeeds:
 
 
 class ModelWeights(Protocol):
-    """What a coordinator knows about the files of its model."""
+    """The files of a coordinator's model, as far as it knows them."""
 
     is_known_by_content: bool
     """Whether the coordinator itself reads them by content."""

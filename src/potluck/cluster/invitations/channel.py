@@ -17,8 +17,8 @@ MAX_LINE_BYTES = 1 << 20
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server needs for as long as it runs. Not passed as an argument, which other users
-    can read.
+    """The settings of the server while it runs. They are not passed as an argument, which other
+    users can read.
 
     ``addresses`` are those given to newcomers, as in an invitation. ``wheel_folders`` are searched
     for wheels before any index.

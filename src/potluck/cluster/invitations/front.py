@@ -177,7 +177,7 @@ class Front:
             return True
 
     def leave(self) -> None:
-        """An admitted connection has ended."""
+        """Note that an admitted connection has ended."""
         with self._lock:
             self._num_newcomers -= 1
 
@@ -256,7 +256,7 @@ class _Visit:
 
 
 class _Bounded(io.RawIOBase):
-    """What a connection sends until a deadline, up to a number of bytes; then it is at its end."""
+    """The data that a connection sends, until a deadline and up to a number of bytes."""
 
     def __init__(self, connection: ssl.SSLSocket, deadline: float, max_bytes: int) -> None:
         self._connection = connection

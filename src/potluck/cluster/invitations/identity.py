@@ -1,4 +1,4 @@
-"""What makes a node a member: the cluster's secret, or a certificate from an invitation.
+"""The identity of a member: the cluster's secret, or a certificate from an invitation.
 
 An invited node keeps its key and certificate (``membership.json`` in its state directory) and needs
 nothing else at later starts. It can do everything that a member can, except admit other members and

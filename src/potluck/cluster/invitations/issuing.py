@@ -59,7 +59,7 @@ class IssuedCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """What newcomers are told about the cluster. ``taken_names`` are host names of other
+    """The facts about the cluster that newcomers receive. ``taken_names`` are host names of other
     members.
     """
 

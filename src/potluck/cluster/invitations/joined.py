@@ -1,4 +1,4 @@
-"""What an invited node keeps: its certificate, its key, and where other members are."""
+"""The membership of an invited node: its certificate, its key, and addresses of other members."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_ADDRESSES = 64
 
 
 class JoinedCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invited node keeps. PEM documents are text.
+    """The membership of an invited node. PEM documents are text.
 
     ``client_chain_pem`` is a certificate for serving clients, with its key. ``addresses`` are where
     members were last seen, ``multicast`` whether this cluster discovers members by multicast, and

@@ -1,4 +1,4 @@
-"""What an inviting node stores: its invitations, and the machines that have joined by them.
+"""The ledger of an inviting node: its invitations, and the machines that have joined by them.
 
 A ledger is a value; ``LedgerFile`` stores the latest one in the node's state directory, so that
 invitations keep their validity and use counts when the agent restarts. Tokens are stored only as

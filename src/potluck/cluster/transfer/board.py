@@ -1,4 +1,5 @@
-"""What is here, what is wanted and by whom, and who should provide it: shared by all threads.
+"""The board: which chunks are here, which are wanted and by whom, and who should provide them. All
+threads share it.
 
 Readers put chunks on the board (``reading``), lanes (one for each peer, a few for the hub) take
 them from there and deliver the bytes (``lane_work``), and sessions send peers what is here or wait

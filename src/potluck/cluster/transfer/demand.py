@@ -1,4 +1,4 @@
-"""What one reader wants for one job, its progress, and what all readers together want."""
+"""The demand of one reader for one job, its progress, and the demand of all readers together."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Demand:
             self.count(file, chunk, file.take_origin(chunk) if self.job else SourceKind.DISK.value)
 
     def use_windows(self) -> None:
-        """From now on, hold what is not on a disk in memory."""
+        """Hold from now on in memory what is not on a disk."""
         self.keeps = False
         if not self._order:
             for each in self.chunks():
@@ -113,7 +113,7 @@ class Demand:
         return window
 
     def has_in_window(self, file: SharedFile, chunk: int) -> bool:
-        """Whether the window of a file has a chunk."""
+        """Return whether the window of a file has a chunk."""
         window = self.windows.get(file)
         return window is not None and chunk in window.present
 

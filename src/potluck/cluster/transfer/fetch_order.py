@@ -1,4 +1,4 @@
-"""What is requested, and in which order: everything to be stored, little of what is only read."""
+"""The order of requests: everything that is to be stored, and little of what is only read."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class JobProgress:
 
 @dataclass(slots=True)
 class Job:
-    """What is known about a job. ``failure`` is why its readers cannot continue. ``ahead`` wants
-    the chunks that they will want, until they have started.
+    """The state of a job. ``failure`` is why its readers cannot continue. ``ahead`` requests the
+    chunks that they will want, until they have started.
     """
 
     routes: Routes | None = None

@@ -1,4 +1,4 @@
-"""What lanes take from the board, and what they deliver: chunks, or why a chunk is unavailable."""
+"""The work of lanes: they take chunks from the board, and deliver them or why they cannot."""
 
 from __future__ import annotations
 

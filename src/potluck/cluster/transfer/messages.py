@@ -17,7 +17,7 @@ from potluck.types.content import ChunkSource, FileContent, Manifest, ReadingOrd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSettings:
-    """Where peers reach the node (``host`` is a numeric address), its PEM files, and the store.
+    """The node's address for peers (``host`` is numeric), its PEM files, and the store.
 
     ``port`` is the node's single port, from which connections are handed over; without it, the
     process listens on a free one. With ``limit_bytes`` of 0, nothing is stored.
@@ -218,7 +218,7 @@ class StateAnswer(_Message, frozen=True):
 
 
 class Listening(_Message, frozen=True):
-    """Where the process listens for peers. Sent once, first."""
+    """The address at which the process listens for peers. Sent once, first."""
 
     host: str
     port: int

@@ -1,5 +1,5 @@
-"""What readers and sessions with peers ask of the board: to have ranges of files fetched, where the
-chunks are, and which chunks are here or expected.
+"""Requests of readers and of sessions with peers to the board: have ranges of files fetched, find
+chunks, and list chunks that are here or expected.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Routes:
 
 
 class SharedFile:
-    """What is here of ``content``, who provides the rest, and its digests.
+    """The local part of ``content``, who provides the rest, and its digests.
 
     For use with the board's lock held, except for ``read`` and ``write``, which are slow.
     """

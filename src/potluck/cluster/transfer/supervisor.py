@@ -106,7 +106,7 @@ class TransferEvents:
 class TransferProcess:
     """Made by :meth:`start`; restarts the process if it ends. For its own loop only.
 
-    When the process ends, its readers get ``TransferError``; the next process is told of jobs and
+    When the process ends, its readers get ``TransferError``; the next process receives the jobs and
     digests.
     """
 
@@ -130,7 +130,7 @@ class TransferProcess:
         self._serving: SetServing | None = None
         self._refused: SetRefused | None = None
         self.address: tuple[str, int]
-        """Where peers connect; without a route, it changes when the process is restarted."""
+        """The address for peers; without a route, it changes when the process is restarted."""
 
     @classmethod
     async def start(
@@ -242,7 +242,7 @@ class TransferProcess:
         self._say(self._serving)
 
     def set_address(self, host: str, port: int) -> None:
-        """Set where this node's acceptor listens from now on; peers are told to connect there."""
+        """Set the address at which this node's acceptor listens from now on; peers receive it."""
         self.address = (host, port)
         self._settings = replace(self._settings, host=host, port=port)  # for a restart
 

@@ -38,7 +38,7 @@ MAX_SHAPES = 64
 """Per ``AskSpeeds``: a model in every quantization and arithmetic."""
 
 NUM_NONCE_BYTES = 16
-"""Of a ``Multicast``: too many to be guessed or to occur by chance."""
+"""The length of the nonce of a ``Multicast``: too long to be guessed or to recur by chance."""
 
 SAME_VERSION = "install the same version of Potluck on every node"
 
@@ -218,7 +218,7 @@ class AskHoldings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeHoldings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has of the files in question (see ``Holdings``).
+    """The files in question that a node holds (see ``Holdings``).
 
     Other nodes get them at ``host`` and ``port``.
     """
@@ -356,7 +356,7 @@ class StageStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has observed of a stage's worker within a second, or immediately if all is well.
+    """Observations of a stage's worker by its node within a second, or immediately if all is well.
 
     ``answers``: it answered its agent. ``is_stopped``: the kernel says so (a signal, a debugger),
     before and after that second. ``has_progress``: it computed, or has nothing to compute. The
@@ -414,9 +414,7 @@ class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemovalList(msgspec.Struct, frozen=True, kw_only=True):
-    """What nodes exchange: all removals that they know, and whether they have the cluster's secret,
-    with which they could sign more.
-    """
+    """All removals that a node knows, and whether it could sign more with the cluster's secret."""
 
     removals: tuple[Removal, ...]
     holds_secret: bool = True

@@ -55,7 +55,7 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Common(msgspec.Struct, frozen=True, array_like=True):
-    """What every stage reads. ``forgotten`` tables are no longer remembered."""
+    """The fields that every stage reads. ``forgotten`` tables are no longer remembered."""
 
     parts: tuple[_Part, ...]
     closed: tuple[SequenceId, ...] = ()

@@ -200,7 +200,7 @@ class Group:
     def _exchange_in_turns(
         self, sent: Sequence[memoryview], received: Sequence[memoryview], largest: int
     ) -> None:
-        """Exchange slices in turns.
+        """Exchange slices in turns of ``MAX_SLICE_BYTES``.
 
         Data in transit to a member that is itself sending fits in the socket buffers, so that no
         two members wait for each other to read.

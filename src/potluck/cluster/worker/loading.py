@@ -71,15 +71,15 @@ class LoadListener(Protocol):
     """Receives the progress of loading, as bytes done and in total."""
 
     def fetching(self, done_bytes: int, total_bytes: int) -> None:
-        """Files are being fetched from the hub."""
+        """Note that files are being fetched from the hub."""
         ...
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
-        """Weights are being loaded."""
+        """Note that weights are being loaded."""
         ...
 
     def warming_up(self) -> None:
-        """All weights are loaded."""
+        """Note that all weights are loaded."""
         ...
 
 

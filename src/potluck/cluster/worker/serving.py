@@ -39,7 +39,7 @@ from potluck.types.quantities import format_seconds
 _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 30.0
-"""All stages are loaded when they are told to connect, so this only covers network delays."""
+"""All stages are loaded when they are connected, so this only covers network delays."""
 
 STEP_END_SECONDS = 20.0
 """Time for a step of the previous epoch to end after its edges were closed. It cannot be

@@ -63,11 +63,11 @@ class WatchedEngine:
             return _WatchedSink(self._engine.sink(), self._watch)
 
     def join_group(self, exchange: Exchange | None) -> None:
-        """Same as the engine's."""
+        """See ``LoadableEngine``."""
         self._engine.join_group(exchange)
 
     def warm_up(self) -> None:
-        """Same as the engine's; compiling may take longer than a step.
+        """See ``LoadableEngine``; compiling may take longer than a step.
 
         If a unit fails to compile something after it has passed its trial, that is its fault.
         """
@@ -78,7 +78,7 @@ class WatchedEngine:
     def step(
         self, step: Step, hidden: NDArray[np.float32] | None, masks: TokenMasks = NO_MASKS
     ) -> StepResult:
-        """Same as the engine's. Raise ``UnitFaultError`` if a result is not finite."""
+        """See ``Engine``. Raise ``UnitFaultError`` if a result is not finite."""
         with self._watch.call("a step", times=_times(step)):
             result = self._engine.step(step, hidden, masks)
         if _is_finite(result.hidden) or not _is_finite(hidden):
@@ -86,7 +86,7 @@ class WatchedEngine:
         raise UnitFaultError(Fault.NOT_FINITE.value, "a step returned NaN or infinite values")
 
     def logits(self, step: Step, hidden: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """Same as the engine's."""
+        """See ``Engine``."""
         with self._watch.call("a step", times=_times(step)):
             return self._engine.logits(step, hidden)
 
@@ -96,22 +96,22 @@ class WatchedEngine:
         return self._engine.block_format
 
     def read_blocks(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
-        """Same as the engine's."""
+        """See ``LoadableEngine``."""
         with self._watch.call("reading cache blocks"):
             return self._engine.read_blocks(blocks)
 
     def write_blocks(self, blocks: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Same as the engine's."""
+        """See ``LoadableEngine``."""
         with self._watch.call("writing cache blocks"):
             self._engine.write_blocks(blocks, data)
 
     def read_states(self, states: Sequence[int]) -> NDArray[np.uint8]:
-        """Same as the engine's."""
+        """See ``LoadableEngine``."""
         with self._watch.call("reading states"):
             return self._engine.read_states(states)
 
     def write_states(self, states: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Same as the engine's."""
+        """See ``LoadableEngine``."""
         with self._watch.call("writing states"):
             self._engine.write_states(states, data)
 
@@ -121,12 +121,12 @@ class WatchedEngine:
         return self._engine.expert_use
 
     def reset(self) -> None:
-        """Same as the engine's."""
+        """See ``Engine``."""
         with self._watch.call("resetting the sequences"):
             self._engine.reset()
 
     def close(self) -> None:
-        """Same as the engine's."""
+        """See ``Engine``."""
         with self._watch.call("releasing the unit's memory"):
             self._engine.close()
 

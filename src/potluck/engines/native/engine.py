@@ -258,7 +258,7 @@ class NativeEngine:
         return ExpertUse(num_used=num_used, num_in_memory=num_in_memory)
 
     def sink(self) -> TensorSink:
-        """Accepts matrices in every format, and vectors as F32, F16 or BF16."""
+        """Return a sink for matrices in every format, and for vectors in F32, F16 or BF16."""
         return _NativeSink(self)
 
     def join_group(self, exchange: Exchange | None) -> None:

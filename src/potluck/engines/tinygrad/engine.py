@@ -73,7 +73,7 @@ class TinygradEngine:
         return self._weights.num_bytes
 
     def sink(self) -> TensorSink:
-        """Accepts every format."""
+        """Return a sink for every format."""
         return self._weights
 
     def warm_up(self) -> None:

@@ -199,7 +199,7 @@ def search(
 
 
 class _Entries:
-    """Where stages began, for reconstructing the path from its last stage."""
+    """The starts of stages, for reconstructing the path from its last stage."""
 
     def __init__(self) -> None:
         self._num = 0

@@ -19,7 +19,7 @@ _SMALL, _ALL_TRACKED = 64, 8
 are tracked from the start, as fewer would save nothing."""
 _LONGEST_ORDER = 128
 _MOST_STEPS, _FIRST_SCALE, _PATIENCE, _MOMENTUM = 150, 0.5, 12, 0.5
-"""Of subgradient steps: chosen by trying some 25 settings on four generated fleets of 50 units."""
+"""Parameters of the subgradient steps, found by trying 25 settings on four fleets of 50 units."""
 
 
 Order = tuple[int, ...]

@@ -155,8 +155,8 @@ _MAX_FILES = 256
 
 
 def default_needs_folder(environ: Mapping[str, str]) -> Path | None:
-    """``$XDG_CACHE_HOME/potluck/wheel-needs``, or the same under ``~/.cache``; None without a home
-    directory.
+    """Return ``$XDG_CACHE_HOME/potluck/wheel-needs``, or the same under ``~/.cache``; None without
+    a home directory.
 
     Entries that are corrupt or of another version are ignored, and so are failures to write. A file
     is identified by its path, size and modification time, and is read again if one of them differs.

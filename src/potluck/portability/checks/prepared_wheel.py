@@ -25,7 +25,7 @@ _MAX_SYSTEMS = 256
 
 
 class PreparedWheel:
-    """What was read from a wheel, and what follows from it independently of the host.
+    """The contents of a wheel, and the conclusions that do not depend on the host.
 
     Results for a host are cached for other hosts that run the same system. Not thread-safe.
     """

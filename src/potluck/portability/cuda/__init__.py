@@ -1,1 +1,1 @@
-"""What GPU code requires of CUDA, the driver and the devices."""
+"""Requirements of GPU code on CUDA, the driver and the devices."""

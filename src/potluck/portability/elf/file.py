@@ -1,4 +1,4 @@
-"""What an ELF file needs of a host, and what it provides: values, read by ``elf.reader``."""
+"""The requirements of an ELF file on a host, and what it provides, as read by ``elf.reader``."""
 
 from __future__ import annotations
 

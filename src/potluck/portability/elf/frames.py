@@ -1,4 +1,4 @@
-"""Where the functions of a file are, by the index of its unwind tables (``.eh_frame_hdr``).
+"""The functions in a file, found by the index of its unwind tables (``.eh_frame_hdr``).
 
 Compilers write these tables for every function on x86-64, and strip leaves them. Functions written
 in assembly often have none. Formats: Linux Standard Base 5.0, Core Specification, chapter 10

@@ -1,4 +1,4 @@
-"""What a file declares about its instructions: GNU program properties, and 32-bit ARM attributes.
+"""A file's declarations about its instructions: GNU properties, and 32-bit ARM attributes.
 
 The format of the properties: Linux Extensions to gABI, "Program Property"
 (https://gitlab.com/x86-psABIs/Linux-ABI); the bits of x86: x86-64 psABI 1.0, "Program Property".

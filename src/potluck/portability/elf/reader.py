@@ -42,7 +42,7 @@ from potluck.portability.elf.symbols import read_symbols
 _MAX_PATH_BYTES = 4096
 
 _LARGEST_PAGE_BYTES = 2**16
-"""Of Linux's kernels on the machines that wheels exist for."""
+"""The largest page of Linux kernels on the machines that wheels exist for."""
 
 
 def read_elf(data: ElfData) -> ElfFile:
@@ -89,16 +89,17 @@ def _interpreter(image: ElfImage) -> str:
 
 
 def _max_page_bytes(image: ElfImage) -> int:
-    """The linker of glibc before 2.35 refuses an alignment that is not a multiple of the kernel's
-    page size.
+    """Return the largest page size, in bytes, of which every segment's alignment is a multiple. The
+    linker of glibc before 2.35 refuses the file if the kernel's pages are larger.
     """
     alignments = [int(segment["align"]) for segment in image.of_type(PT_LOAD)]
     return min((each & -each for each in alignments if each), default=0)
 
 
 def _mappable_page_bytes(image: ElfImage) -> int:
-    """A page of the file is mapped to a page of memory, so an address and its offset must have the
-    same place within a page, and segments with different permissions cannot share one.
+    """Return the largest page size, in bytes, at which the file can be mapped. Pages of the file
+    are mapped to pages of memory, so an address and its offset must have the same position within a
+    page, and segments with different permissions cannot share a page.
     """
     segments = image.of_type(PT_LOAD)
     if not len(segments):

@@ -104,7 +104,7 @@ def _described(soname: str, path: str, elf: LibraryFile) -> HostLibrary:
 
 
 def _abi(c_library: CLibrary, libraries: tuple[HostLibrary, ...]) -> int | None:
-    """The loader cache's number for libraries of this host's ABI: that of its C library."""
+    """Return the loader cache's number for libraries of this host's ABI, that of its C library."""
     path = next((each.path for each in libraries if each.soname == c_library.soname), "")
     return next((each.flags for each in c_library.paths.cache if each.path == path), None)
 
@@ -125,7 +125,7 @@ def running_python() -> HostPython:
 
 
 def _installed_python(files: RootFiles) -> HostPython | None:
-    """The target of the link ``python3``; Docker images of Python have it in ``/usr/local``."""
+    """Return the target of ``python3``; Docker images of Python have it in ``/usr/local``."""
     for directory in ("/usr/local/bin", "/usr/bin"):
         real = files.real_path(f"{directory}/python3")
         if real and (match := _PYTHON.fullmatch(PurePosixPath(real).name)):

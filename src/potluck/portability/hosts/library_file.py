@@ -191,7 +191,7 @@ class _Names:
 
 
 def _dynamic(image: _Image) -> tuple[dict[int, int], list[int]]:
-    """The entries by tag (the last one counts), and those for needed libraries."""
+    """Return the dynamic entries by tag (the last one counts), and those for needed libraries."""
     entries: dict[int, int] = {}
     needed: list[int] = []
     row = struct.Struct(image.byte_order + ("QQ" if image.is_64_bit else "II"))

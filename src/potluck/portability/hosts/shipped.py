@@ -65,7 +65,7 @@ class SharedSymbols(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class LibrarySymbols(msgspec.Struct, frozen=True, kw_only=True):
-    """What a library of a host defines. ``versions`` are its version definitions in the file's
+    """The definitions of a host's library. ``versions`` are its version definitions in the file's
     order.
     """
 

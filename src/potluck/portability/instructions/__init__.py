@@ -1,1 +1,1 @@
-"""What machine code requires of a CPU."""
+"""Requirements of machine code on a CPU."""

@@ -45,7 +45,7 @@ _BLOCK_BYTES = 2**21
 """Code that is examined at a time: about 40 MB of memory, and 0.15 s."""
 
 _MAX_BLOCKS = 16
-"""Of a larger file, this many blocks are examined, spread over it."""
+"""Larger files are sampled: this many blocks, spread over the file, are examined."""
 
 _MOST_OLD = 0.02
 """Fraction of functions that may have an old encoding in a file compiled for the new one: those of
@@ -61,7 +61,7 @@ _Positions = npt.NDArray[np.int64]
 _LEGACY, _VEX = 0, 1
 _FORMS = {"legacy": _LEGACY, "vex": _VEX}
 _SHAPE = (len(_FORMS), 4, 4, 2, 256)
-"""Of a table of instructions: form, map, prefix, 256 bits or not, opcode."""
+"""The shape of a table of instructions: form, map, prefix, 256 bits or not, opcode."""
 
 _IS_QUERY = re.compile(
     r"cpu_?(id|model|indicator|info|features?|supports?|has|is|caps|flags|detect)"
@@ -76,7 +76,9 @@ _FIRST_SHIFT = 0xE0
 
 _VECTOR_OPCODES = ((0x10, 0x17), (0x28, 0x2F), (0x50, 0x5F))
 _VECTOR_OPCODES_66 = ((0x60, 0x76), (0x7C, 0x7F), (0xC4, 0xC6), (0xD0, 0xFE))
-"""Of the 0F map: those with the operand-size prefix only are instructions of MMX without it."""
+"""Opcodes of the 0F map that are vector instructions with the operand-size prefix only; without it,
+they are MMX.
+"""
 
 
 _Flags = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]

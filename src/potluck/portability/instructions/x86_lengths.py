@@ -1,4 +1,4 @@
-"""Where the instructions of x86-64 code begin.
+"""Find where the instructions of x86-64 code begin.
 
 Instructions have 1 to 15 bytes, so code has to be followed from where a function starts. The length
 of an instruction at *every* offset is computed first, for all offsets at once; following the code

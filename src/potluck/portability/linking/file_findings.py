@@ -24,7 +24,7 @@ _NO_EXECUTABLE_STACK = (2, 41)
 """The first glibc in which dlopen no longer makes the stack executable (its NEWS)."""
 
 _STATIC_TLS_BYTES = 1664
-"""What glibc reserves for libraries that are opened later (elf/dl-tls.c,
+"""The size that glibc reserves for libraries that are opened later (elf/dl-tls.c,
 _dl_tls_static_surplus_init with the tunables' defaults; a constant of the same size before 2.32).
 """
 

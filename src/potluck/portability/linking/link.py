@@ -27,7 +27,7 @@ from potluck.portability.linking.object_tree import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """What a process has loaded before it opens anything.
+    """The libraries and symbols that a process has before it opens anything.
 
     ``libraries`` are the SONAMEs in its global scope, as far as the host has them; symbols without
     a version whose names begin with one of ``symbol_prefixes`` are defined by its executable.

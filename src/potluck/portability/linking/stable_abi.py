@@ -153,9 +153,7 @@ def new_symbol_findings(
 
 @functools.cache
 def new_python_symbols() -> Mapping[str, PythonVersion]:
-    """The functions that are known to be missing in older Pythons, and the first version that has
-    each.
-    """
+    """Return the functions known to be missing in older Pythons, with the first version of each."""
     text = (resources.files(__package__) / "python_symbols.toml").read_text("utf-8")
     return {
         name: (int(version.partition(".")[0]), int(version.partition(".")[2]))

@@ -54,7 +54,7 @@ class IndexFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedName:
-    """What the name of a file contains. ``tags`` is empty for a source package, and ``label`` for
+    """The parts of a file's name. ``tags`` is empty for a source package, and ``label`` for
     everything but a variant of a wheel.
     """
 

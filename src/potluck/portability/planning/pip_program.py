@@ -86,7 +86,7 @@ class _Answerer:
         return {}
 
     def _fetch_range(self, url: str, start: int, end: int, path: str) -> dict[str, Any]:
-        """The last ``-start`` bytes if ``start`` is negative."""
+        """Download bytes ``[start, end)``, or the last ``-start`` bytes if it is negative."""
         byte_range = f"bytes={start}" if start < 0 else f"bytes={start}-{end - 1}"
         with self._session.get(url, headers=_headers(Range=byte_range), stream=True) as response:
             response.raise_for_status()

@@ -197,7 +197,7 @@ def _contents(file: IndexFile, index: Index) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantFacts:
-    """What markers can test of a chosen wheel on a host.
+    """The facts about a chosen wheel on a host that markers can test.
 
     ``label`` is empty if the wheel is not a variant. ``properties`` are those of the wheel that the
     host has, each with its namespace, feature and value.

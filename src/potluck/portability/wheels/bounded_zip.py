@@ -55,7 +55,7 @@ _BROKEN = (
     RuntimeError,
     ValueError,
 )
-"""What ``zipfile`` raises for malformed archives, unknown methods and negative offsets."""
+"""Exceptions of ``zipfile`` for malformed archives, unknown methods and negative offsets."""
 
 
 class BoundedZip:

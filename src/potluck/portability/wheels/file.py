@@ -63,7 +63,8 @@ _NEVER_ELF = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What a wheel claims to be: ``warp-lang``, ``1.6.2``, ``py3-none-manylinux2014_x86_64``.
+    """The identity that a wheel claims: ``warp-lang``, ``1.6.2``,
+    ``py3-none-manylinux2014_x86_64``.
 
     ``tags`` are those of its file name, expanded. ``requires`` are its Requires-Dist lines.
     ``problem`` is why installers refuse it on every host; empty if they do not. ``variant`` is None

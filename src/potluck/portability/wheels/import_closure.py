@@ -145,7 +145,7 @@ def _is_for_tests(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Execution:
-    """What executing a module imports, and the texts that it may use. ``opens_libraries``: it
+    """The imports of an executed module, and the texts that it may use. ``opens_libraries``: it
     imports a module that opens libraries.
     """
 

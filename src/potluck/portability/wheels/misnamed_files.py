@@ -38,7 +38,7 @@ Dealing with Files").
 
 
 class FileKind(enum.StrEnum):
-    """What a file is instead of a shared library, as messages name it."""
+    """The kind of a file that is not a shared library, as messages name it."""
 
     EMPTY = "an empty file"
     MACH_O = "a Mach-O file, which macOS loads"

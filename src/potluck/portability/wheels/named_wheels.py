@@ -36,8 +36,8 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 def default_wheels_folder(environ: Mapping[str, str]) -> Path | None:
-    """``$XDG_CACHE_HOME/potluck/wheels``, or the same under ``~/.cache``; None without a home
-    directory.
+    """Return ``$XDG_CACHE_HOME/potluck/wheels``, or the same under ``~/.cache``; None without a
+    home directory.
     """
     folder = cache_folder(environ)
     return None if folder is None else folder / "wheels"

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 
 _CATCH_ALL = frozenset({"Exception", "BaseException"})
 _FAILURES = ("ImportError", "OSError")
-"""What importing an extension module raises, and what opening a library with ``ctypes`` does, if
-the dynamic linker refuses it. A ``ModuleNotFoundError`` is raised only if there is no file.
+"""The exceptions of importing an extension module, and of opening a library with ``ctypes``, if the
+dynamic linker refuses it. A ``ModuleNotFoundError`` is raised only if there is no file.
 """
 
 _COLLECTING = frozenset({"append", "add", "extend", "setdefault", "update"})

@@ -177,7 +177,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNetwork:
-    """What is known about the network without another node.
+    """The facts about the network that are known without another node.
 
     ``multicast_problem`` says why a datagram that stays on the machine does not come back on the
     interface at ``address``; empty if it does. ``address`` is empty without a network.

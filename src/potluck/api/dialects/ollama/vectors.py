@@ -32,7 +32,7 @@ class VectorEndpoints:
         self._name_of = name_of
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints; the second is the older one."""
+        """Return the endpoints; the second is the older one."""
         return (
             Endpoint(method="POST", path="/api/embed", answer=self.embed),
             Endpoint(method="POST", path="/api/embeddings", answer=self.old_embed),

@@ -1,4 +1,4 @@
-"""What the responses of OpenAI's endpoints have in common."""
+"""Common parts of the responses of OpenAI's endpoints."""
 
 from __future__ import annotations
 

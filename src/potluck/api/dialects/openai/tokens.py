@@ -35,7 +35,7 @@ class TokenEndpoints:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints."""
+        """Return the endpoints."""
         return (
             Endpoint(method="POST", path="/tokenize", answer=self.tokenize),
             Endpoint(method="POST", path="/detokenize", answer=self.detokenize),

@@ -45,7 +45,7 @@ class VectorEndpoints:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints, including the unversioned paths that other servers also have."""
+        """Return the endpoints, including the unversioned paths that other servers also have."""
         return (
             Endpoint(method="POST", path="/v1/embeddings", answer=self.embed),
             Endpoint(method="POST", path="/v1/rerank", answer=self.rerank),

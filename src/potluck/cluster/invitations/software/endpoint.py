@@ -1,5 +1,5 @@
-"""Where an invited machine finds the invitation server and how it verifies it, and the lines to
-type there: each of them downloads the installer and runs it.
+"""The address at which an invited machine finds the invitation server, how it verifies the server,
+and the lines to type there: each of them downloads the installer and runs it.
 
 Both lines verify the server by its certificate before they send the token. The Python line compares
 the digest of the certificate; curl and GNU wget compare that of its public key, as they can do

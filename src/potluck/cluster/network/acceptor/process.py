@@ -47,7 +47,7 @@ _EXHAUSTED_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorSettings:
-    """What the agent tells this process.
+    """The settings that the agent passes to this process.
 
     ``inner_host`` and ``inner_port`` are where Zenoh listens. ``authority``, ``certificate`` and
     ``key`` are the node's PEM files. A member's connection is closed if its peer acknowledges or
@@ -94,7 +94,7 @@ class Reports(logging.Handler):
         self._selector.modify(self._connection, events, self)
 
     def has_ended(self) -> bool:
-        """Whether the agent has closed its end. It writes to the socket when nodes were removed."""
+        """Return whether the agent closed its end. It writes there when nodes were removed."""
         try:
             return not self._connection.recv(64)
         except BlockingIOError:

@@ -165,7 +165,7 @@ class OutgoingEdge(_End):
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * num_bytes)
 
     def takes_at_once(self, num_bytes: int) -> bool:
-        """Whether ``send`` of a frame with a header of ``num_bytes`` would return without blocking.
+        """Return whether sending a frame with a header of ``num_bytes`` would not block.
 
         True only for small frames while unacknowledged data is far from filling the kernel's
         buffer. For the thread that sends.

@@ -45,7 +45,7 @@ MAX_DEPLOYMENT_BYTES = 40
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``).
+    """The content of a frame. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``).
 
     ``RESTORE`` is a step that only restores cache blocks. ``SKIPPED`` replaces a step that was
     cancelled before a stage had computed it, and its result. ``SLICE`` is part of what the members
@@ -67,7 +67,7 @@ class FrameKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What an edge is for, as repeated in each of its frames."""
+    """The purpose of an edge, as repeated in each of its frames."""
 
     deployment: DeploymentId
     epoch: Epoch

@@ -129,7 +129,7 @@ class LinkFigures:
 
 
 def _has_changed(samples: Sequence[Sample]) -> bool:
-    """Whether the last two samples show that the link has changed."""
+    """Return whether the last two samples show that the link has changed."""
     *before, one, other = samples
     if not before:
         return False
@@ -154,7 +154,7 @@ def _rate(samples: Sequence[Sample]) -> float:
 
 
 def _differ(known: float, values: tuple[float, float], least_change: float) -> bool:
-    """Whether both values are well above the known one, or both well below."""
+    """Return whether both values are well above the known one, or both well below."""
     lower, upper = sorted(values)
     is_higher = lower > _CHANGE * known and lower - known > least_change
     is_lower = upper * _CHANGE < known and known - upper > least_change

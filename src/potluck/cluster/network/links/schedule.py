@@ -113,7 +113,7 @@ class LinkSchedule:
             due.at = now + pause * self._draws.uniform(0.8, 1.2)
 
     def is_new(self, node_id: NodeId) -> bool:
-        """Whether a node has joined and the first attempt to measure it is not finished."""
+        """Return whether a node has joined and the first attempt to measure it is not finished."""
         due = self._due.get(node_id)
         return due is not None and due.num_failures == 0
 
@@ -125,7 +125,7 @@ class LinkSchedule:
         return node_id, self._due[node_id].at
 
     def _begins(self, node_id: NodeId) -> bool:
-        """Whether this node begins: true for half of its peers, evenly spread."""
+        """Return whether this node begins: true for half of its peers, evenly spread."""
         is_odd = (int(self._own_node_id, 16) ^ int(node_id, 16)).bit_count() % 2 == 1
         return (self._own_node_id < node_id) == is_odd
 

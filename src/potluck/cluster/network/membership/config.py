@@ -19,7 +19,7 @@ busy CPU would be taken for dead."""
 
 
 def is_node_id(text: str) -> bool:
-    """Whether ``text`` is 16 lower-case hexadecimal digits."""
+    """Return whether ``text`` is 16 lower-case hexadecimal digits."""
     return _NODE_ID.fullmatch(text) is not None
 
 

@@ -170,7 +170,7 @@ class Namesakes:
             return None
 
     def _stays(self, session_id: SessionId, other: _Run | None) -> bool:
-        """Whether this run is the one that continues; the other run decides by the same rule.
+        """Return whether this run continues; the other run decides by the same rule.
 
         A run that does not answer is assumed to be older than one that has only just started.
         """

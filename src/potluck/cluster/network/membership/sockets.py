@@ -126,7 +126,7 @@ class LinkSockets:
             each.connection.close()
 
     def is_clear(self, peer: str) -> bool:
-        """Whether everything sent to ``peer`` has left this machine, as far as is known."""
+        """Return whether everything sent to ``peer`` has left this machine, as far as is known."""
         with self._lock:
             return all(
                 _unsent_bytes(each.connection) <= MAX_UNSENT_BYTES

@@ -203,7 +203,7 @@ class Handshakes:
         return False
 
     def _refuse(self, handshake: Handshake, reason: str) -> None:
-        """Close and log it. An unauthenticated client is told only what TLS itself says."""
+        """Close and log it. An unauthenticated client learns only what TLS itself sends."""
         if self._log.allows():
             who = handshake.peer or "an unknown client"
             _LOG.warning("refused %s at %s:%d: %s", who, handshake.host, handshake.port, reason)

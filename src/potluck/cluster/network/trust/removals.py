@@ -44,7 +44,7 @@ def sign_removal(authority: Authority, cluster_id: str, node_id: NodeId, time: i
 
 
 def is_genuine(removal: Removal, cluster_id: str, authority_pem: bytes) -> bool:
-    """Whether this cluster's authority signed the statement."""
+    """Return whether this cluster's authority signed the statement."""
     key = x509.load_pem_x509_certificate(authority_pem).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False

@@ -50,7 +50,7 @@ class ResponsesEndpoints:
         self._logged: set[str] = set()
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """The endpoints."""
+        """Return the endpoints."""
         return (
             Endpoint(method="POST", path=_PATH, answer=self.respond),
             Endpoint(method="GET", path=f"{_PATH}/{{response_id}}", answer=self.stored),
