@@ -16,6 +16,7 @@ from support.engines import reference_backend
 from support.engines.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.engines.stages import Stages
 from support.kernels.build import not_shown
+from support.processes.waiting import until
 from support.scheduling.updates import tokens_of
 
 from potluck.catalog import describe_model, load_tokenizer, open_headers, read_profile
@@ -69,12 +70,16 @@ async def agents(
             opened.enter_context(state.locked())
             config = a_config(secret, unit, limit, table, running)
             running.append(await opened.enter_async_context(Agent.open(config, state)))
-        async with asyncio.timeout(60):
-            while any(len(each.membership.nodes()) < len(running) - 1 for each in running):
-                await asyncio.sleep(0.02)
-        async with asyncio.timeout(120):
-            while not all(each.hardware.report.is_complete for each in running):
-                await asyncio.sleep(0.02)
+        await until(
+            lambda: all(len(each.membership.nodes()) == len(running) - 1 for each in running),
+            within=15,
+            what="all agents see each other",
+        )
+        await until(
+            lambda: all(each.hardware.report.is_complete for each in running),
+            within=30,
+            what="all units are tried",
+        )
         yield running
 
 

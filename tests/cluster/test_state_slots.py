@@ -13,6 +13,7 @@ import pytest
 from support.engines import reference_backend
 from support.engines.stages import Stages
 from support.models.small_lfm2 import KINDS, SLOT_BYTES, VOCABULARY, write_small_lfm2
+from support.processes.waiting import until
 from support.scheduling.updates import tokens_of
 
 from potluck.catalog import describe_model, open_headers
@@ -58,11 +59,13 @@ async def two_agents(directory: Path) -> AsyncIterator[list[Agent]]:
                 detectors=(),
             )
             running.append(await opened.enter_async_context(Agent.open(config, state)))
-        async with asyncio.timeout(60):
-            while not all(each.hardware.report.is_complete for each in running) or any(
-                not each.membership.nodes() for each in running
-            ):
-                await asyncio.sleep(0.02)
+        await until(
+            lambda: all(
+                each.hardware.report.is_complete and each.membership.nodes() for each in running
+            ),
+            within=15,
+            what="both agents see each other, and their units are tried",
+        )
         yield running
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from support.cluster.edges import SECRET
+from support.processes.waiting import eventually
 
 from potluck.child_environment import child_environment
 from potluck.types.cluster import NodeId
@@ -61,11 +61,14 @@ class LinkMember:
         such: Callable[[LinkSpeed], bool] = lambda _: True,
     ) -> LinkSpeed:
         """The link to another member, once it was measured, and is ``such``."""
-        end = time.monotonic() + within
-        while (found := self.speeds().get(other.node_id)) is None or not such(found):
-            assert time.monotonic() < end, f"not within {within} s; {found}"
-            time.sleep(0.05)
-        return found
+        found: list[LinkSpeed] = []
+
+        def is_measured() -> bool:
+            found[:] = [each for node, each in self.speeds().items() if node == other.node_id]
+            return bool(found) and such(found[0])
+
+        eventually(is_measured, within=within, what=f"the link to node {other.node_id} is measured")
+        return found[0]
 
     def leave(self) -> int:
         """Let it close and end; its exit status."""

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from support.cluster.calls import changed
 from support.scheduling.updates import start_of, tokens_of
+from support.virtual_time.run import reach
 
 from potluck.cluster.agent import takeover
 from potluck.cluster.agent.coordination import Coordination
@@ -335,8 +336,7 @@ class PlayedNode:
 
     async def receive(self, num_tokens: int) -> None:
         """Wait until clients of this node have that many tokens."""
-        while self.num_received < num_tokens:
-            await asyncio.sleep(0.002)
+        await reach(lambda: self.num_received >= num_tokens, what=f"{num_tokens} tokens are there")
 
     async def _read(self, _: str, record: object = None) -> tuple[object, object]:
         if not self.is_readable:
@@ -416,15 +416,17 @@ class PlayedCluster:
     async def settle(self, coordinator: str, *, deployment: str = "d", within: float = 3.0) -> None:
         """Wait until every node that lives agrees that this one coordinates, and serves."""
         wanted = NodeId(coordinator * 16)
-        async with asyncio.timeout(within):
-            while not all(
+        await reach(
+            lambda: all(
                 (record := node.coordination.records.registry.find(deployment)) is not None
                 and record.epoch.coordinator == wanted
                 and record.is_ready
                 for node in self.nodes.values()
                 if node.node_id not in self._dead
-            ):
-                await asyncio.sleep(0.005)
+            ),
+            within=within,
+            what=f"all agree that node {coordinator} serves",
+        )
 
     def coordinators(self) -> list[str]:
         """Those that run a deployment whose epoch they have taken."""

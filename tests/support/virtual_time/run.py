@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from support.virtual_time.loop import VirtualLoop
@@ -14,6 +14,7 @@ _MOST_SECONDS = 3600.0
 """Of virtual time."""
 
 _THREAD_SECONDS = 0.001
+_POLL_SECONDS = 0.005
 
 
 def run_in_virtual_time(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -31,3 +32,17 @@ def run_in_virtual_time(coroutine: Coroutine[Any, Any, T]) -> T:
     finally:
         loop.shut_down()
         assert not loop.problems, loop.problems
+
+
+async def reach(
+    condition: Callable[[], object], *, within: float = 5, what: str = "it happens"
+) -> None:
+    """Wait for ``condition``. Fail the test after ``within`` virtual seconds exactly.
+
+    ``waiting.until`` waits longer, as a busy machine needs, and looks less often.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + within
+    while not condition():
+        assert clock() < deadline, f"not within {within} virtual seconds: {what}"
+        await asyncio.sleep(_POLL_SECONDS)

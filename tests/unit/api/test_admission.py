@@ -7,6 +7,7 @@ import socket
 from contextlib import AsyncExitStack
 
 import pytest
+from support.processes.waiting import until
 
 from potluck.api.admission import Admission
 from potluck.api.config import ApiConfig, ApiLimits
@@ -47,20 +48,20 @@ def test_those_refused_are_told_when_a_request_ends(
             async with admission.slot():
                 await end.wait()
 
+        def one_waits() -> bool:
+            return (admission.num_running, admission.num_queued) == (1, 1)
+
         async with AsyncExitStack() as stack:
             tasks = [asyncio.create_task(request(end)) for end in ends[:2]]
             stack.callback(lambda: [task.cancel() for task in tasks])
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await until(one_waits)
             for number, seconds in enumerate(waited[:-1]):
                 clock.seconds += seconds
                 ends[number].set()
                 await tasks[number]
                 tasks.append(asyncio.create_task(request(ends[number + 2])))
-                for _ in range(5):
-                    await asyncio.sleep(0)
+                await until(one_waits)
             clock.seconds += waited[-1]
-            assert (admission.num_running, admission.num_queued) == (1, 1)
             assert await refused_after(admission) == retry_after
 
     asyncio.run(main())

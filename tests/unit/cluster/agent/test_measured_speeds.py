@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from support.engines.pools import cores_of
 from support.machines import hardware
-from support.virtual_time.run import run_in_virtual_time
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.cluster.agent import measured_speeds
 from potluck.cluster.agent.hosted_stage import HostedStage
@@ -201,9 +201,7 @@ def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_se
 
     async def run() -> None:
         running = asyncio.ensure_future(known.run(collect))
-        async with asyncio.timeout(10):
-            while num_calls < 5:
-                await asyncio.sleep(0.01)
+        await reach(lambda: num_calls == 5, what="it collects five times")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

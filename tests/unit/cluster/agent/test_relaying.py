@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from support.cluster.calls import a_record, changed
 from support.cluster.played_cluster import PlayedCluster, PlayedDeployment, undisturbed
-from support.virtual_time.run import run_in_virtual_time
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.cluster.agent import relaying as module
 from potluck.cluster.agent import remote_sequences
@@ -171,8 +171,7 @@ def test_whoever_has_gone_on_alone_hands_its_streams_to_the_winner(run: Run) -> 
         }
         await asyncio.sleep(0.1)
         cluster.cut("ac", "ad", "bc", "bd")
-        while cluster.coordinators() != ["a", "c"]:
-            await asyncio.sleep(0.01)
+        await reach(lambda: cluster.coordinators() == ["a", "c"], what="each half has one")
         await asyncio.sleep(0.1)
         cluster.heal()
         for name, each in reading.items():
@@ -342,8 +341,7 @@ def test_an_abandoned_stream_ends_at_the_coordinator(run: Run) -> None:
         assert computing.num_live == 1
         await stream.aclose()
         await asyncio.wait_for(node.relaying.drain(5.0), 1)
-        while computing.num_live:
-            await asyncio.sleep(0.005)
+        await reach(lambda: not computing.num_live, what="its coordinator has ended it")
 
     run("ab", body)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.cluster.calls import A, a_record
 from support.cluster.played_cluster import MINORITY_SECONDS, PlayedCluster
-from support.virtual_time.run import run_in_virtual_time
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.types.cluster import Epoch
 
@@ -106,9 +106,9 @@ def test_a_minority_that_has_gone_on_alone_yields_to_the_others_whatever_its_epo
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("b", a_record())
         cluster.cut("ab", "ac", "ad")
-        async with asyncio.timeout(5):
-            while not cluster["a"].record().epoch.coordinator.startswith("a"):
-                await asyncio.sleep(0.01)
+        await reach(
+            lambda: cluster["a"].record().epoch.coordinator == A, what="node a goes on alone"
+        )
         alone = cluster["a"].record()
         assert not alone.has_quorum
         assert alone.epoch > cluster["b"].record().epoch
@@ -146,9 +146,11 @@ def test_candidates_that_do_not_see_each_other_end_with_one(run: Run) -> None:
         cluster.cut("bd", "ab")
         await asyncio.sleep(0.05)
         await cluster.kill("d")
-        async with asyncio.timeout(3):
-            while len(cluster.coordinators()) != 1 or len(_epochs(cluster, "abc")) != 1:
-                await asyncio.sleep(0.01)
+        await reach(
+            lambda: len(cluster.coordinators()) == len(_epochs(cluster, "abc")) == 1,
+            within=3,
+            what="all have the epoch of one coordinator",
+        )
         await asyncio.sleep(0.3)
         assert len(cluster.coordinators()) == 1
         (epoch,) = _epochs(cluster, "abc")
@@ -164,9 +166,9 @@ def test_later_records_are_learned_from_those_who_are_asked(run: Run) -> None:
         cluster.cut("ab", "bd")
         cluster["b"].is_readable = False  # so it asks, and takes nothing over
         await cluster.kill("d")
-        async with asyncio.timeout(3):
-            while not cluster["b"].record().epoch.coordinator.startswith("a"):
-                await asyncio.sleep(0.01)
+        await reach(
+            lambda: cluster["b"].record().epoch.coordinator == A, within=3, what="node a took over"
+        )
         assert cluster.coordinators() == ["a"]
 
     run("abcd", body)
@@ -180,9 +182,9 @@ def test_both_halves_go_on_and_the_higher_epoch_wins_after_healing(run: Run) -> 
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         cluster.cut("ac", "ad", "bc", "bd")
-        async with asyncio.timeout(3):
-            while cluster.coordinators() != ["a", "c"]:
-                await asyncio.sleep(0.01)
+        await reach(
+            lambda: cluster.coordinators() == ["a", "c"], within=3, what="each half has one"
+        )
         assert cluster["c"].record().has_quorum
         cluster.heal()
         await cluster.settle("c")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import pytest
 from support.cluster.calls import A, B, PlayedMembership, a_plan, a_record, changed, stage_on
 from support.scheduling.updates import tokens_of
-from support.virtual_time.run import run_in_virtual_time
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.cluster.calls import StageEnds, StageLost
 from potluck.cluster.coordinator import attempt, epoch_end, machine, published_record
@@ -202,17 +202,16 @@ class Cluster:
         return SimpleNamespace(close=_ignore), SimpleNamespace(close=_ignore)
 
     async def reach(self, state: DeploymentState, *, epoch: int) -> None:
-        async with asyncio.timeout(5):
-            while (
-                self.deployment.record.status.state is not state
-                or self.deployment.record.epoch.number != epoch
-            ):
-                await asyncio.sleep(0.005)
+        deployment = self.deployment
+        await reach(
+            lambda: (
+                (deployment.record.status.state, deployment.record.epoch.number) == (state, epoch)
+            ),
+            what=f"it is {state.value} in epoch {epoch}",
+        )
 
     async def loading(self) -> None:
-        async with asyncio.timeout(5):
-            while not self.num_loading:
-                await asyncio.sleep(0.005)
+        await reach(lambda: self.num_loading, what="stages are loaded")
 
 
 def _ignore() -> None:
@@ -984,9 +983,9 @@ def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
         gc.collect()
         assert len(made) == 21
         assert sum(each() is not None for each in made) == 1
-        async with asyncio.timeout(10):  # the last epoch's own tasks may still be on their way
-            while len(asyncio.all_tasks()) > num_tasks:
-                await asyncio.sleep(0.01)
+        await reach(
+            lambda: len(asyncio.all_tasks()) <= num_tasks, within=10, what="an epoch's tasks end"
+        )
         await cluster.deployment.close()
         assert await errors_of(asking) == [MovedError]
 
