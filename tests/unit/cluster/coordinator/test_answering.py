@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from support.scheduling.played_pipeline import PlayedPipeline
 from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
@@ -35,7 +36,7 @@ from potluck.types.sequence import (
     SequenceRequest,
     SequenceUpdate,
 )
-from potluck.types.step import SampledToken, SamplingParams, Step
+from potluck.types.step import SampledToken, SamplingParams
 
 LIMITS = SchedulerLimits(
     num_blocks=8, context_tokens=64, max_step_tokens=64, max_step_sequences=8, max_steps_in_flight=1
@@ -43,31 +44,6 @@ LIMITS = SchedulerLimits(
 REQUEST = SequenceRequest(prompt_tokens=(1, 2), sampling=SamplingParams(), max_new_tokens=4)
 OTHER = dataclasses.replace(REQUEST, prompt_tokens=(7, 8))
 NO_ROOM = InsufficientMemoryError(4 << 30, 1 << 30, "3 GiB of memory are missing", hint="add some")
-
-
-class PlayedPipeline:
-    """Answers a step with the positions of its tokens when it is told to."""
-
-    sent = None
-
-    def __init__(self, on_outcome: OnOutcome, on_lost: OnOver) -> None:
-        self.on_outcome, self.on_lost = on_outcome, on_lost
-        self.steps: list[Step] = []
-        self.is_closed = False
-
-    def submit(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def answer(self) -> None:
-        step = self.steps.pop(0)
-        ends = [(part.sequence_id, part.start_position + len(part.tokens)) for part in step.slices]
-        sampled = tuple(
-            SampledToken(sequence_id=each, position=end, token=end) for each, end in ends
-        )
-        self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
 
 class Played:
@@ -154,7 +130,7 @@ def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> 
         played.pipeline.answer()
         old = played.pipeline
         await played.lose(EngineError("gone"))
-        assert old.is_closed
+        assert old.num_closes == 1
         assert [each.message for each in played.overs] == ["gone"]
         old.answer()
         await asyncio.sleep(0.001)
@@ -423,7 +399,7 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
             await task
         assert tokens == [2]
         await played.answering.end(EngineError("undeployed"))
-        assert played.pipeline.is_closed
+        assert played.pipeline.num_closes == 1
         late, _ = played.ask()
         with pytest.raises(MovedError):
             await late
