@@ -135,7 +135,7 @@ def test_a_coordinator_that_only_another_node_reaches_is_asked_through_that(run:
         await cluster["b"].receive(20)
         cluster.cut("ab")
         assert await reading == undisturbed(request)
-        started = [call[:2] for call in cluster.calls if call[2] == "deployment.start"]
+        started = [call[:2] for call in cluster.network.calls if call[2] == "deployment.start"]
         a, b, c = (NodeId(name * 16) for name in "abc")
         assert started == [(b, a), (b, c), (c, a)]
         assert cluster.coordinators() == ["a"]
@@ -295,7 +295,7 @@ def test_sequences_of_a_gateway_share_one_feed_until_it_has_been_idle(
         await cluster.deploy("a", a_record())
 
         def num_feeds() -> int:
-            return [call[2] for call in cluster.calls].count("deployment.feed")
+            return [call[2] for call in cluster.network.calls].count("deployment.feed")
 
         requests = [a_request(each) for each in (5, 20, 60)]
         texts = await asyncio.gather(*map(cluster["b"].text, requests))
