@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -29,6 +30,8 @@ A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
 class PlayedMembership:
     """Knows who is there, and notes what is asked of them; everything is answered with nothing,
     but for ``crashes`` of stages that are stopped, and for whom nodes find ``unreachable``.
+
+    ``answers`` has what nodes answer to other methods, by the node and the payload.
     """
 
     node_id: NodeId = A
@@ -36,6 +39,9 @@ class PlayedMembership:
     calls: list[tuple[NodeId, str, bytes]] = field(default_factory=list)
     crashes: tuple[str, ...] = ()
     unreachable: dict[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
+    answers: Mapping[str, Callable[[NodeId, bytes], bytes | Awaitable[bytes]]] = field(
+        default_factory=dict
+    )
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.others)
@@ -46,6 +52,9 @@ class PlayedMembership:
         if node_id not in self.others | {self.node_id}:
             raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
         self.calls.append((node_id, method, payload))
+        if method in self.answers:
+            answer = self.answers[method](node_id, payload)
+            return answer if isinstance(answer, bytes) else await answer
         if method == "deployment.claim":
             return encode(ClaimAnswer(is_granted=True))
         if method == "stage.end":

@@ -1,7 +1,7 @@
-"""Agents' coordination in one process: real decisions, over a network and deployments that are played.
+"""Agents' coordination in one process: real decisions, on a played network, of played deployments.
 
-Links between any two nodes can be cut and healed, at once. A ``PlayedDeployment`` claims its epochs as a
-coordinator does, has no stages, and computes a token from its position.
+Links between any two nodes can be cut and healed, which all notice at once. A ``PlayedDeployment``
+claims its epochs as a coordinator does, has no stages, and computes a token from its position.
 """
 
 from __future__ import annotations

@@ -8,12 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from support.cluster.edges import credentials
+from support.cluster.method_network import MethodNetwork
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.agent.links import Links
@@ -31,7 +30,6 @@ from potluck.cluster.calls import (
 from potluck.cluster.edges.path_figures import PathFigures
 from potluck.cluster.links.schedule import CAPACITY_SECONDS, LEAST_SECONDS
 from potluck.cluster.membership import MethodTable
-from potluck.errors import CallError, NodeLostError
 from potluck.types.cluster import NodeId
 
 Answer = Callable[[NodeId, bytes], bytes]
@@ -41,37 +39,15 @@ def node(number: int) -> NodeId:
     return NodeId(f"{number:016x}")
 
 
-@dataclass
-class Network:
-    """Members in one process: calls go from one table of methods to the other."""
+def listening(answer: Answer) -> MethodTable:
+    """Return the methods of a node that answers in this way when it is asked to listen."""
 
-    tables: dict[NodeId, MethodTable] = field(default_factory=dict)
-    played: dict[NodeId, Answer] = field(default_factory=dict)
-    calls: list[tuple[NodeId, NodeId]] = field(default_factory=list)
+    async def listen(caller: NodeId, payload: bytes) -> bytes:
+        return answer(caller, payload)
 
-
-@dataclass
-class Member:
-    """A node's place in the network."""
-
-    network: Network
-    node_id: NodeId
-
-    def nodes(self) -> frozenset[NodeId]:
-        return frozenset({*self.network.tables, *self.network.played} - {self.node_id})
-
-    async def call(
-        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float
-    ) -> bytes:
-        self.network.calls.append((self.node_id, node_id))
-        if node_id in self.network.played:
-            return self.network.played[node_id](self.node_id, payload)
-        if node_id not in self.network.tables:
-            raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
-        handler = await self.network.tables[node_id].find(method)
-        async for part in handler(self.node_id, payload):
-            return part
-        raise AssertionError("there is one answer")
+    table = MethodTable()
+    table.register_for_caller("link.listen", listen)
+    return table
 
 
 class Clock:
@@ -86,17 +62,17 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def links_of(
-    network: Network,
+    network: MethodNetwork,
     number: int,
     clock: Callable[[], float] = time.monotonic,
     connect_seconds: float = 5.0,
 ) -> AsyncIterator[Links]:
     """The links of a node, which runs until the block ends."""
-    member = Member(network, node(number))
+    node_id = node(number)
     background = Background()
     links = Links(
-        cast(Any, member),
-        credentials(member.node_id),
+        network.member(node_id),
+        credentials(node_id),
         listen_host="127.0.0.1",
         spawn=background.spawn,
         clock=clock,
@@ -105,12 +81,12 @@ async def links_of(
     )
     table = MethodTable()
     links.register(table)
-    network.tables[member.node_id] = table
+    network.tables[node_id] = table
     background.spawn(links.run())
     try:
         yield links
     finally:
-        del network.tables[member.node_id]
+        del network.tables[node_id]
         await links.close()
         await background.close()
 
@@ -126,7 +102,7 @@ def num_descriptors() -> int:
 @pytest.mark.slow
 def test_both_nodes_have_figures_after_one_measurement() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 1) as one, links_of(network, 2) as other:
             for links, peer in ((one, 2), (other, 1)):
                 assert links.speeds() == ()
@@ -156,7 +132,7 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
     num_refused = 8
 
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 0) as first, links_of(network, 1) as second:
             is_occupied, checks = first._is_occupied, []
 
@@ -180,7 +156,7 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
 @pytest.mark.slow
 def test_links_are_measured_again_when_they_are_old() -> None:
     async def run() -> None:
-        network, clock = Network(), Clock()
+        network, clock = MethodNetwork(), Clock()
         async with links_of(network, 1, clock) as one, links_of(network, 2, clock) as other:
             one.joined(node(2))
             other.joined(node(1))
@@ -202,7 +178,7 @@ def test_links_are_measured_again_when_they_are_old() -> None:
 @pytest.mark.slow
 def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         path = PathFigures(
             round_trip_seconds=0.05,
             recent_round_trip_seconds=0.05,
@@ -227,7 +203,7 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
 @pytest.mark.slow
 def test_figures_of_a_node_that_left_are_kept_and_not_shown() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 1) as one:
             async with links_of(network, 2):
                 one.joined(node(2))
@@ -262,10 +238,6 @@ def nobody_there(caller: NodeId, payload: bytes) -> bytes:
     return encode(LinkListening(host=host, port=port, budget_seconds=1.0))
 
 
-def no_method(caller: NodeId, payload: bytes) -> bytes:
-    raise CallError("there is no method 'link.listen'")
-
-
 def no_answer(caller: NodeId, payload: bytes) -> bytes:
     return b"\xc1"
 
@@ -283,10 +255,11 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
         return [each for each in caplog.records if each.name == own]
 
     async def run() -> None:
-        network, clock, mute = Network(), Clock(), Mute()
-        ways = (mute.answer, nobody_there, no_method, no_answer, no_address)
-        for number, answer in enumerate(ways, start=2):
-            network.played[node(number)] = answer
+        network, clock, mute = MethodNetwork(), Clock(), Mute()
+        ways = [listening(each) for each in (mute.answer, nobody_there, no_answer, no_address)]
+        ways.insert(2, MethodTable())
+        for number, table in enumerate(ways, start=2):
+            network.tables[node(number)] = table
         async with links_of(network, 1, clock, connect_seconds=0.4) as one:
             for number in range(len(ways)):
                 one.joined(node(2 + number))
@@ -315,10 +288,10 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
 @pytest.mark.slow
 def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
     async def run() -> None:
-        network = Network()
-        network.played[node(2)] = no_method
+        network = MethodNetwork()
+        network.tables[node(2)] = MethodTable()
         async with links_of(network, 1, connect_seconds=1.0):
-            member = Member(network, node(2))
+            member = network.member(node(2))
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
             before = num_descriptors()
             for _ in range(4):
@@ -336,8 +309,8 @@ def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
 @pytest.mark.slow
 def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
     async def run(*, leaves: bool) -> None:
-        network, mute = Network(), Mute()
-        network.played[node(2)] = mute.answer
+        network, mute = MethodNetwork(), Mute()
+        network.tables[node(2)] = listening(mute.answer)
         async with links_of(network, 1, connect_seconds=1.0) as one:
             one.joined(node(2))
             await until(lambda: measuring_threads() == 1, within=5)
@@ -354,23 +327,23 @@ def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
 @pytest.mark.slow
 def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 1, connect_seconds=1.0) as one:
             async with links_of(network, 2) as other:
                 one.joined(node(2))
                 other.joined(node(1))
                 await until(lambda: bool(one.speeds()), within=5)
                 request = encode(CheckLinks(nodes=(node(2), node(7))))
-                member = Member(network, node(3))
+                member = network.member(node(3))
 
                 async def check() -> tuple[NodeId, ...]:
                     answer = await member.call(node(1), "link.check", request, timeout_seconds=9)
                     return decode(answer, Unreachable).nodes
 
                 assert await check() == ()
-            network.played[node(2)] = nobody_there
+            network.tables[node(2)] = listening(nobody_there)
             assert await check() == one.unreachable() == (node(2),)
-            network.played[node(2)] = no_method
+            network.tables[node(2)] = MethodTable()
             assert await check() == (node(2),)  # nothing new is known
 
     asyncio.run(run())
@@ -379,15 +352,15 @@ def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
 @pytest.mark.slow
 def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
     async def run() -> None:
-        network, clock = Network(), Clock()
-        network.played[node(3)] = no_method
+        network, clock = MethodNetwork(), Clock()
+        network.tables[node(3)] = MethodTable()
         async with links_of(network, 1, clock) as one:
             one._budget.spend(CAPACITY_SECONDS, clock())  # as many measurements do
             one.joined(node(3))
             await asyncio.sleep(0.7)
             assert network.calls == []
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
-            member = Member(network, node(3))
+            member = network.member(node(3))
             answer = decode(
                 await member.call(node(1), "link.listen", request, timeout_seconds=1), LinkBusy
             )
@@ -395,7 +368,9 @@ def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
             clock.ahead += answer.wait_seconds + 0.1
             one.left(node(9))
             network.calls.clear()
-            await until(lambda: network.calls == [(node(1), node(3))], within=2)
+            await until(
+                lambda: [each[:2] for each in network.calls] == [(node(1), node(3))], within=2
+            )
 
     asyncio.run(run())
 
@@ -405,7 +380,7 @@ def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> N
     num_peers = 8
 
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with contextlib.AsyncExitStack() as stack:
             one = await stack.enter_async_context(links_of(network, 0))
             peers = [
