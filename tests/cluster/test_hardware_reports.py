@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,6 @@ from potluck.uname import host_name
 ROOT = Path(__file__).parents[2]
 FIGURES_SECONDS = 30.0
 """Measuring takes two, and waits while another test's agent measures."""
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def own_hardware(agent: AgentProcess) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from support.cluster.calls import changed
 from support.cluster.played_network import Network, Process
 from support.scheduling.updates import start_of, tokens_of
 from support.virtual_time.loop import VirtualLoop
-from support.virtual_time.run import reach
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.cluster.agent import takeover
 from potluck.cluster.agent.coordination import Coordination
@@ -307,6 +307,7 @@ class PlayedCluster:
     """Nodes ``a``, ``b``, … that all see each other until links are ``cut``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+        self.monkeypatch = monkeypatch
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.01)
         monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "_REST_SECONDS", 0.05)
@@ -386,6 +387,21 @@ class PlayedCluster:
         for deployment in node.coordination.coordinated.values():
             await deployment.close()
         await node.background.close()
+
+
+def run_played(names: str, body: Callable[[PlayedCluster], Awaitable[None]]) -> None:
+    """Run ``body`` with a cluster of these nodes, in virtual time."""
+
+    async def with_cluster() -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            cluster = PlayedCluster(monkeypatch, names)
+            try:
+                async with asyncio.timeout(20):
+                    await body(cluster)
+            finally:
+                await cluster.end()
+
+    run_in_virtual_time(with_cluster())
 
 
 def _directions(pairs: Iterable[str]) -> list[tuple[NodeId, NodeId]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -95,12 +95,8 @@ class Played:
         self.answering.judge(await self.answering.detach(), defect)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await test()
-
-    run_in_virtual_time(bounded())
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_in_virtual_time(asyncio.wait_for(test(), 10))
 
 
 def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
