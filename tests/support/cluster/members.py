@@ -31,6 +31,11 @@ def node_id(number: int) -> NodeId:
     return NodeId(f"{number:016x}")
 
 
+def own_threads() -> list[str]:
+    """Threads that Potluck has started; those of Zenoh itself have other names."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("zenoh-")]
+
+
 def make_config(
     number: int, *connect: Address, host: str = "127.0.0.1", **others: Any
 ) -> MembershipConfig:

@@ -8,19 +8,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 from support.processes.waiting import until
+from support.virtual_time.clock import ManualClock
 
 from potluck.api.admission import Admission
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.errors import ApiError
 from potluck.api.server import _listen
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 async def refused_after(admission: Admission) -> int:
@@ -40,7 +33,7 @@ def test_those_refused_are_told_when_a_request_ends(
     """``waited``: seconds from one end of a request to the next, and from the last one to now."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         admission = Admission(ApiLimits(max_concurrent_requests=1, max_queued_requests=1), clock)
         ends = [asyncio.Event() for _ in range(len(waited) + 1)]
 
@@ -56,12 +49,12 @@ def test_those_refused_are_told_when_a_request_ends(
             stack.callback(lambda: [task.cancel() for task in tasks])
             await until(one_waits)
             for number, seconds in enumerate(waited[:-1]):
-                clock.seconds += seconds
+                clock.now += seconds
                 ends[number].set()
                 await tasks[number]
                 tasks.append(asyncio.create_task(request(ends[number + 2])))
                 await until(one_waits)
-            clock.seconds += waited[-1]
+            clock.now += waited[-1]
             assert await refused_after(admission) == retry_after
 
     asyncio.run(main())
@@ -69,13 +62,13 @@ def test_those_refused_are_told_when_a_request_ends(
 
 def test_times_without_a_queue_do_not_count() -> None:
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         admission = Admission(ApiLimits(max_concurrent_requests=1, max_queued_requests=1), clock)
         for _ in range(3):
             async with admission.slot():
-                clock.seconds += 50
+                clock.now += 50
         async with admission.slot():
-            clock.seconds += 50
+            clock.now += 50
             waiting = asyncio.create_task(admission.slot().__aenter__())
             await asyncio.sleep(0)
             assert await refused_after(admission) == 2

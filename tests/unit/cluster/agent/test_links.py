@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from support.cluster.edges import credentials
+from support.cluster.members import node_id
 from support.cluster.method_network import MethodNetwork
+from support.process_facts import num_descriptors
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.agent.links import Links
@@ -33,10 +34,6 @@ from potluck.cluster.membership import MethodTable
 from potluck.types.cluster import NodeId
 
 Answer = Callable[[NodeId, bytes], bytes]
-
-
-def node(number: int) -> NodeId:
-    return NodeId(f"{number:016x}")
 
 
 def listening(answer: Answer) -> MethodTable:
@@ -68,11 +65,11 @@ async def links_of(
     connect_seconds: float = 5.0,
 ) -> AsyncIterator[Links]:
     """The links of a node, which runs until the block ends."""
-    node_id = node(number)
+    own = node_id(number)
     background = Background()
     links = Links(
-        network.member(node_id),
-        credentials(node_id),
+        network.member(own),
+        credentials(own),
         listen_host="127.0.0.1",
         spawn=background.spawn,
         clock=clock,
@@ -81,22 +78,18 @@ async def links_of(
     )
     table = MethodTable()
     links.register(table)
-    network.tables[node_id] = table
+    network.tables[own] = table
     background.spawn(links.run())
     try:
         yield links
     finally:
-        del network.tables[node_id]
+        del network.tables[own]
         await links.close()
         await background.close()
 
 
 def measuring_threads() -> int:
     return sum(each.name == "measure-link" for each in threading.enumerate())
-
-
-def num_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 @pytest.mark.slow
@@ -106,12 +99,12 @@ def test_both_nodes_have_figures_after_one_measurement() -> None:
         async with links_of(network, 1) as one, links_of(network, 2) as other:
             for links, peer in ((one, 2), (other, 1)):
                 assert links.speeds() == ()
-                links.joined(node(peer))
+                links.joined(node_id(peer))
             with done_within(5):
                 first, second = await asyncio.gather(one.settled(), other.settled())
             for speeds, peer in ((first, 2), (second, 1)):
                 (speed,) = speeds
-                assert speed.node_id == node(peer)
+                assert speed.node_id == node_id(peer)
                 assert 1e-6 < speed.latency_seconds < 0.2
                 assert 5e6 < speed.bytes_per_second < 1e11
                 assert speed.num_samples == 1
@@ -142,10 +135,10 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
                 return is_occupied(request) or (request.is_check and len(checks) <= num_refused)
 
             monkeypatch.setattr(first, "_is_occupied", is_busy)
-            first.joined(node(1))
-            second.joined(node(0))
+            first.joined(node_id(1))
+            second.joined(node_id(0))
             await until(lambda: len(checks) > num_refused)
-            await until(lambda: node(0) in second._reached)
+            await until(lambda: node_id(0) in second._reached)
             assert second.unreachable() == ()
             await asyncio.sleep(0.3)
             assert len(checks) == num_refused + 1, "it is not tried again"
@@ -158,17 +151,17 @@ def test_links_are_measured_again_when_they_are_old() -> None:
     async def run() -> None:
         network, clock = MethodNetwork(), Clock()
         async with links_of(network, 1, clock) as one, links_of(network, 2, clock) as other:
-            one.joined(node(2))
-            other.joined(node(1))
+            one.joined(node_id(2))
+            other.joined(node_id(1))
             await until(lambda: bool(one.speeds() and other.speeds()), within=5)
             clock.ahead += 500.0
-            one.left(node(9))  # wakes it
+            one.left(node_id(9))  # wakes it
             await asyncio.sleep(0.1)
             assert [each.num_samples for each in one.speeds()] == [1]
             assert one.speeds()[0].age_seconds >= 500
             clock.ahead += 200.0
-            one.left(node(9))
-            other.left(node(9))
+            one.left(node_id(9))
+            other.left(node_id(9))
             await until(lambda: one.speeds()[0].num_samples == 2, within=5)
             assert one.speeds()[0].age_seconds < 100
 
@@ -188,11 +181,11 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
             received_bytes=1,
         )
         async with links_of(network, 1) as one, links_of(network, 2):
-            one.used(node(2), path)
+            one.used(node_id(2), path)
             assert one.speeds() == ()
-            one.joined(node(2))
+            one.joined(node_id(2))
             await until(lambda: bool(one.speeds()), within=5)
-            one.used(node(2), path)
+            one.used(node_id(2), path)
             (speed,) = one.speeds()
             assert speed.latency_seconds == pytest.approx(0.025, rel=0.05)
             assert speed.bytes_per_second == 3e13
@@ -206,12 +199,12 @@ def test_figures_of_a_node_that_left_are_kept_and_not_shown() -> None:
         network = MethodNetwork()
         async with links_of(network, 1) as one:
             async with links_of(network, 2):
-                one.joined(node(2))
+                one.joined(node_id(2))
                 await until(lambda: bool(one.speeds()), within=5)
-            one.left(node(2))
+            one.left(node_id(2))
             assert one.speeds() == ()
             async with links_of(network, 2):
-                one.joined(node(2))
+                one.joined(node_id(2))
                 assert len(one.speeds()) == 1
                 await asyncio.sleep(0.7)
                 assert len(network.calls) == 1
@@ -259,17 +252,17 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
         ways = [listening(each) for each in (mute.answer, nobody_there, no_answer, no_address)]
         ways.insert(2, MethodTable())
         for number, table in enumerate(ways, start=2):
-            network.tables[node(number)] = table
+            network.tables[node_id(number)] = table
         async with links_of(network, 1, clock, connect_seconds=0.4) as one:
             for number in range(len(ways)):
-                one.joined(node(2 + number))
+                one.joined(node_id(2 + number))
             for attempt in range(1, 5):
                 due = attempt * len(ways)
                 await until(lambda due=due: len(lines()) >= due, within=10)  # type: ignore[misc]
                 if attempt == 1:
                     before = num_descriptors()
                 clock.ahead += 20.0 * 2**attempt
-                one.left(node(9))
+                one.left(node_id(9))
             await until(lambda: measuring_threads() == 0, within=5)
             assert num_descriptors() <= before
             assert len(asyncio.all_tasks()) <= 3
@@ -289,15 +282,15 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
 def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
     async def run() -> None:
         network = MethodNetwork()
-        network.tables[node(2)] = MethodTable()
+        network.tables[node_id(2)] = MethodTable()
         async with links_of(network, 1, connect_seconds=1.0):
-            member = network.member(node(2))
+            member = network.member(node_id(2))
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
             before = num_descriptors()
             for _ in range(4):
-                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                answer = await member.call(node_id(1), "link.listen", request, timeout_seconds=1)
                 assert isinstance(decode(answer, LinkAnswer), LinkListening)
-                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                answer = await member.call(node_id(1), "link.listen", request, timeout_seconds=1)
                 assert decode(answer, LinkBusy) == LinkBusy(wait_seconds=0.0)
                 await until(lambda: measuring_threads() == 0, within=5)
                 await asyncio.sleep(0.01)
@@ -310,12 +303,12 @@ def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
 def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
     async def run(*, leaves: bool) -> None:
         network, mute = MethodNetwork(), Mute()
-        network.tables[node(2)] = listening(mute.answer)
+        network.tables[node_id(2)] = listening(mute.answer)
         async with links_of(network, 1, connect_seconds=1.0) as one:
-            one.joined(node(2))
+            one.joined(node_id(2))
             await until(lambda: measuring_threads() == 1, within=5)
             if leaves:
-                one.left(node(2))
+                one.left(node_id(2))
         # It connects, which cannot be interrupted, but is over soon.
         await until(lambda: measuring_threads() == 0, within=2)
         mute.server.close()
@@ -330,21 +323,21 @@ def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
         network = MethodNetwork()
         async with links_of(network, 1, connect_seconds=1.0) as one:
             async with links_of(network, 2) as other:
-                one.joined(node(2))
-                other.joined(node(1))
+                one.joined(node_id(2))
+                other.joined(node_id(1))
                 await until(lambda: bool(one.speeds()), within=5)
-                request = encode(CheckLinks(nodes=(node(2), node(7))))
-                member = network.member(node(3))
+                request = encode(CheckLinks(nodes=(node_id(2), node_id(7))))
+                member = network.member(node_id(3))
 
                 async def check() -> tuple[NodeId, ...]:
-                    answer = await member.call(node(1), "link.check", request, timeout_seconds=9)
+                    answer = await member.call(node_id(1), "link.check", request, timeout_seconds=9)
                     return decode(answer, Unreachable).nodes
 
                 assert await check() == ()
-            network.tables[node(2)] = listening(nobody_there)
-            assert await check() == one.unreachable() == (node(2),)
-            network.tables[node(2)] = MethodTable()
-            assert await check() == (node(2),)  # nothing new is known
+            network.tables[node_id(2)] = listening(nobody_there)
+            assert await check() == one.unreachable() == (node_id(2),)
+            network.tables[node_id(2)] = MethodTable()
+            assert await check() == (node_id(2),)  # nothing new is known
 
     asyncio.run(run())
 
@@ -353,23 +346,23 @@ def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
 def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
     async def run() -> None:
         network, clock = MethodNetwork(), Clock()
-        network.tables[node(3)] = MethodTable()
+        network.tables[node_id(3)] = MethodTable()
         async with links_of(network, 1, clock) as one:
             one._budget.spend(CAPACITY_SECONDS, clock())  # as many measurements do
-            one.joined(node(3))
+            one.joined(node_id(3))
             await asyncio.sleep(0.7)
             assert network.calls == []
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
-            member = network.member(node(3))
+            member = network.member(node_id(3))
             answer = decode(
-                await member.call(node(1), "link.listen", request, timeout_seconds=1), LinkBusy
+                await member.call(node_id(1), "link.listen", request, timeout_seconds=1), LinkBusy
             )
             assert 0 < answer.wait_seconds <= LEAST_SECONDS / 0.005
             clock.ahead += answer.wait_seconds + 0.1
-            one.left(node(9))
+            one.left(node_id(9))
             network.calls.clear()
             await until(
-                lambda: [each[:2] for each in network.calls] == [(node(1), node(3))], within=2
+                lambda: [each[:2] for each in network.calls] == [(node_id(1), node_id(3))], within=2
             )
 
     asyncio.run(run())
@@ -388,8 +381,8 @@ def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> N
                 for number in range(1, num_peers + 1)
             ]
             for number, peer in enumerate(peers, start=1):
-                one.joined(node(number))
-                peer.joined(node(0))
+                one.joined(node_id(number))
+                peer.joined(node_id(0))
             began, used = time.monotonic(), time.process_time()
             most = 0
 
