@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, stopped
+from support.cluster.live_streams import begin, check_same
 from support.process_facts import has_ended
 from support.processes.confinement import control_group, covered, inside
 from support.processes.jumping_clock import JumpingClock
@@ -46,8 +47,6 @@ SILENCE_SECONDS = 1.5
 DOWN_SECONDS = 15.0
 """Under the load of two clients and two streams on two cores; it took 33 s and cut all of them."""
 
-NUM_BEGUN = 20
-"""Tokens of a stream that has begun; far from the last."""
 NUM_TOKENS = 300
 """Half a second of streaming at least, and several on a machine with other tests."""
 
@@ -83,45 +82,6 @@ LONG = replace(SAMPLED, max_tokens=1500)
 
 
 # Clients.
-
-
-@dataclass(slots=True)
-class Live:
-    """A stream on a thread of its own."""
-
-    stream: TokenStream
-    thread: threading.Thread
-
-    def end(self, *, within: float = 90) -> TokenStream:
-        """The stream once it has ended by itself."""
-        self.thread.join(within)
-        assert not self.thread.is_alive(), f"the stream goes on after {within} s"
-        return self.stream
-
-
-def begin(agent: AgentProcess, ask: Ask, *, num_tokens: int = NUM_BEGUN) -> Live:
-    """A stream with so many tokens at the client."""
-    stream = TokenStream()
-    port = int(agent.url.rpartition(":")[2])
-    thread = threading.Thread(target=stream.read, args=(port, MODEL, ask))
-    thread.start()
-    live = Live(stream=stream, thread=thread)
-    eventually(
-        lambda: len(stream.times) >= num_tokens or stream.ended_at is not None,
-        within=30,
-        what="the stream has begun",
-    )
-    assert not stream.error, stream.error
-    return live
-
-
-def check_same(stream: TokenStream, expected: TokenStream) -> None:
-    """Not a token was lost, repeated or changed."""
-    assert not stream.error, f"{stream.error}, after {len(stream.times)} tokens"
-    assert stream.is_whole
-    assert stream.num_tokens == expected.num_tokens
-    assert stream.text == expected.text
-    assert stream.logprobs == expected.logprobs
 
 
 def longest_gap(stream: TokenStream) -> float:

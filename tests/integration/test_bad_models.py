@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.demo_copies import change_config, copied_demo
 from support.formats.gguf_bytes import Gguf
 from support.processes.command import assert_refused, run_command
 from support.processes.environment import environment
 
-from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cli.main import main
 
 
@@ -32,18 +31,7 @@ def run_here(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the demo model to spoil."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for file in DEMO_DIRECTORY.iterdir():
-        if file.suffix in (".json", ".safetensors"):
-            shutil.copyfile(file, directory / file.name)
-    return directory
-
-
-def change_config(model: Path, **changes: object) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return copied_demo(tmp_path / "model")
 
 
 def truncate(model: Path, num_bytes: int) -> None:

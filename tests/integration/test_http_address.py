@@ -25,14 +25,8 @@ from potluck.errors import PotluckError, UsageError
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[RunningApi]:
-    with running_api() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(api: RunningApi) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=api.url, timeout=20) as client:
+def client(running: RunningApi) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=running.url, timeout=20) as client:
         yield client
 
 
@@ -85,8 +79,8 @@ def test_the_events_of_a_stream(client: httpx2.Client) -> None:
     assert text == expected_text("user:hello\nassistant:", 5, 3)
 
 
-def test_models_say_what_requests_that_leave_it_open_get(api: RunningApi) -> None:
-    with httpx2.Client(base_url=api.url, timeout=20) as client:
+def test_models_say_what_requests_that_leave_it_open_get(running: RunningApi) -> None:
+    with httpx2.Client(base_url=running.url, timeout=20) as client:
         (listed,) = client.get("/v1/models").json()["data"]
         assert client.get(f"/v1/models/{MODEL}").json() == listed
     assert listed["default_sampling"] == {
@@ -163,7 +157,7 @@ def test_no_body_whatever_is_a_mistake_of_ours(
         assert len(response.content) < 4000
 
 
-def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
+def test_state_and_metrics(running: RunningApi, client: httpx2.Client) -> None:
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/cluster").json()["nodes"] == [
         {"state": "silent", "node_id": "00000000000000aa"}
@@ -255,7 +249,7 @@ def _samples(client: httpx2.Client) -> dict[str, float]:
 
 
 def test_pages_of_others_cannot_use_an_address_without_keys(
-    api: RunningApi, client: httpx2.Client
+    running: RunningApi, client: httpx2.Client
 ) -> None:
     for headers in (
         {"Host": "evil.example"},
@@ -268,7 +262,7 @@ def test_pages_of_others_cannot_use_an_address_without_keys(
     for allowed in (
         {"Host": "localhost:1234"},
         {"Host": "[::1]:1234"},
-        {"Origin": api.url},
+        {"Origin": running.url},
     ):
         assert client.get("/v1/models", headers=allowed).status_code == 200
 
@@ -277,8 +271,8 @@ def test_keys_are_needed_where_they_are_in_force(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     key = create_api_key(path, "laptop")
     with (
-        running_api(ApiConfig(keys=ApiKeys.load(path))) as api,
-        httpx2.Client(base_url=api.url) as client,
+        running_api(ApiConfig(keys=ApiKeys.load(path))) as running,
+        httpx2.Client(base_url=running.url) as client,
     ):
         assert client.get("/health").status_code == 200
         for address in ("/v1/models", "/metrics", "/cluster", "/nothing"):
@@ -290,7 +284,7 @@ def test_keys_are_needed_where_they_are_in_force(tmp_path: Path) -> None:
             assert response.status_code == 401
             assert error_of(response)["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
-        assert api.gateway.live == []
+        assert running.gateway.live == []
         right = {"Authorization": f"bearer {key}"}
         for address in ("/v1/models", "/metrics", "/cluster"):
             assert client.get(address, headers=right).status_code == 200
@@ -332,10 +326,10 @@ def test_addresses_that_cannot_be_had_are_errors() -> None:
 
 
 def test_version_6_addresses() -> None:
-    with running_api(ApiConfig(host="::1")) as api:
-        assert api.url.startswith("http://[::1]:")
-        assert httpx2.get(f"{api.url}/health").status_code == 200
-        assert httpx2.get(f"{api.url}/v1/models").status_code == 200
+    with running_api(ApiConfig(host="::1")) as running:
+        assert running.url.startswith("http://[::1]:")
+        assert httpx2.get(f"{running.url}/health").status_code == 200
+        assert httpx2.get(f"{running.url}/v1/models").status_code == 200
 
 
 def test_the_end_lets_requests_go_on_for_a_while() -> None:
@@ -347,10 +341,10 @@ def test_the_end_lets_requests_go_on_for_a_while() -> None:
             httpx2.post(f"{url}/v1/completions", json=completion(max_tokens=20), timeout=60)
         )
 
-    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.02) as api:
-        thread = threading.Thread(target=ask, args=(api.url,))
+    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.02) as running:
+        thread = threading.Thread(target=ask, args=(running.url,))
         thread.start()
-        eventually(lambda: api.gateway.num_used_blocks > 0)
+        eventually(lambda: running.gateway.num_used_blocks > 0)
     thread.join(20)
     assert answers[0].json()["choices"][0]["text"] == expected_text("go", 1, 20)
 
@@ -363,16 +357,18 @@ def test_the_end_comes_in_time_and_says_so() -> None:
         body = completion(max_tokens=900, stream=stream)
         results[name] = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
 
-    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.05) as api:
+    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.05) as running:
         threads = [
-            threading.Thread(target=ask, args=(api.url, "whole", False)),
-            threading.Thread(target=ask, args=(api.url, "stream", True)),
+            threading.Thread(target=ask, args=(running.url, "whole", False)),
+            threading.Thread(target=ask, args=(running.url, "stream", True)),
         ]
         for thread in threads:
             thread.start()
-        eventually(lambda: len(api.gateway.live) == 2 and api.gateway.live[1].committed != [])
-        silent = socket.create_connection(("127.0.0.1", api.port))
-        half = socket.create_connection(("127.0.0.1", api.port))
+        eventually(
+            lambda: len(running.gateway.live) == 2 and running.gateway.live[1].committed != []
+        )
+        silent = socket.create_connection(("127.0.0.1", running.port))
+        half = socket.create_connection(("127.0.0.1", running.port))
         half.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
         )

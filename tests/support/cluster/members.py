@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from potluck.child_environment import child_environment
 from potluck.cluster.membership import (
     Address,
     MembershipConfig,
@@ -139,8 +140,58 @@ class Events:
         )
 
 
-class MemberProcess:
-    """A member in a process of its own (``support.cluster.member_process``); killed at the end."""
+class ChildMember:
+    """A member in a process of its own, which is told things on its stdin; killed at the end."""
+
+    leave_seconds = 10.0
+
+    def __init__(self, module: str, settings: object, prefix: Sequence[str]) -> None:
+        paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", module, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=child_environment({**os.environ, "PYTHONPATH": paths}),
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    def say(self, command: str) -> None:
+        self.stdin.write(command + "\n")
+        self.stdin.flush()
+
+    def leave(self) -> int:
+        """Let the member close and its process end; the exit status."""
+        self.stdin.close()
+        return self.process.wait(self.leave_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stdin.close()
+        self.stdout.close()
+
+
+class MemberProcess(ChildMember):
+    """``support.cluster.member_process``.
+
+    ``say`` has it take a stream, or call a node again and again: ``METHOD NODE REQUEST`` takes that
+    stream; ``stream NODE METHOD REQUEST`` says, too, how it ended: ``complete``, or ``cut ERROR
+    MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so long, and then says ``watched NODE
+    NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
+    """
+
+    leave_seconds = 5.0
 
     def __init__(self, config: MembershipConfig, *, prefix: Sequence[str] = ()) -> None:
         settings = {
@@ -151,21 +202,7 @@ class MemberProcess:
             "wire_version": config.wire_version,
             "pem": None if config.pem is None else _pem_texts(config.pem),
         }
-        command = [
-            *prefix,
-            sys.executable,
-            "-m",
-            "support.cluster.member_process",
-            json.dumps(settings),
-        ]
-        paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
+        super().__init__("support.cluster.member_process", settings, prefix)
         self._lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -190,26 +227,6 @@ class MemberProcess:
                 raise AssertionError(f"no {start!r} within {within} s, only {self._lines}")
         return found[0].removeprefix(start).strip()
 
-    def say(self, command: str) -> None:
-        """Have it take a stream, or call a node again and again.
-
-        ``METHOD NODE REQUEST`` takes that stream; ``stream NODE METHOD REQUEST`` says, too, how it
-        ended: ``complete``, or ``cut ERROR MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so
-        long, and then says ``watched NODE NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
-        """
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def leave(self) -> int:
-        """Let the member close and its process end; the exit status."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(5)
-
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -217,16 +234,11 @@ class MemberProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.process.kill()
-        self.process.wait()
         self._reader.join()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
+        super().__exit__(kind, error, traceback)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.stdout:
             with self._news:
                 self._lines.append(line.strip())
                 self._news.notify_all()
