@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ from potluck.api import ApiConfig, ApiKeys, ApiLimits, create_api_key, serve
 from potluck.errors import PotluckError, UsageError
 
 
-@pytest.fixture(scope="module")
-def client(running: RunningApi) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=running.url, timeout=20) as client:
-        yield client
-
-
 def completion(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "go", "seed": 1, **fields}
 
@@ -43,8 +36,8 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
     return error
 
 
-def test_the_events_of_a_stream(client: httpx2.Client) -> None:
-    with client.stream(
+def test_the_events_of_a_stream(http: httpx2.Client) -> None:
+    with http.stream(
         "POST",
         "/v1/chat/completions",
         json={
@@ -80,9 +73,9 @@ def test_the_events_of_a_stream(client: httpx2.Client) -> None:
 
 
 def test_models_say_what_requests_that_leave_it_open_get(running: RunningApi) -> None:
-    with httpx2.Client(base_url=running.url, timeout=20) as client:
-        (listed,) = client.get("/v1/models").json()["data"]
-        assert client.get(f"/v1/models/{MODEL}").json() == listed
+    with httpx2.Client(base_url=running.url, timeout=20) as http:
+        (listed,) = http.get("/v1/models").json()["data"]
+        assert http.get(f"/v1/models/{MODEL}").json() == listed
     assert listed["default_sampling"] == {
         "temperature": 0.7,
         "top_k": 40,
@@ -92,21 +85,21 @@ def test_models_say_what_requests_that_leave_it_open_get(running: RunningApi) ->
     }
 
 
-def test_compressed_bodies_are_read_within_the_limits(client: httpx2.Client) -> None:
+def test_compressed_bodies_are_read_within_the_limits(http: httpx2.Client) -> None:
     body = json.dumps(completion(max_tokens=4)).encode()
     headers = {"Content-Encoding": "gzip"}
-    plain = client.post("/v1/completions", content=body)
-    packed = client.post("/v1/completions", content=gzip.compress(body), headers=headers)
+    plain = http.post("/v1/completions", content=body)
+    packed = http.post("/v1/completions", content=gzip.compress(body), headers=headers)
     assert packed.json()["choices"] == plain.json()["choices"]
     bomb = gzip.compress(bytes(100 * 2**20))
-    assert client.post("/v1/completions", content=bomb, headers=headers).status_code == 413
-    other = client.post("/v1/completions", content=body, headers={"Content-Encoding": "zstd"})
+    assert http.post("/v1/completions", content=bomb, headers=headers).status_code == 413
+    other = http.post("/v1/completions", content=body, headers={"Content-Encoding": "zstd"})
     assert (other.status_code, "zstd" in error_of(other)["message"]) == (415, True)
 
 
-def test_what_is_no_request_is_refused_in_openais_words(client: httpx2.Client) -> None:
+def test_what_is_no_request_is_refused_in_openais_words(http: httpx2.Client) -> None:
     for body in (b"", b"{", b"[1]", b"\xff\xfe", b"[" * 50_000, b'{"user": "\\ud800"}'):
-        response = client.post("/v1/chat/completions", content=body)
+        response = http.post("/v1/chat/completions", content=body)
         assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json")
     for method, path, status in (
         ("GET", "/v1/nothing", 404),
@@ -114,7 +107,7 @@ def test_what_is_no_request_is_refused_in_openais_words(client: httpx2.Client) -
         ("GET", "/v1/completions", 405),
         ("DELETE", f"/v1/models/{MODEL}", 405),
     ):
-        response = client.request(method, path)
+        response = http.request(method, path)
         assert response.status_code == status
         assert error_of(response)["type"] == "invalid_request_error"
 
@@ -142,7 +135,7 @@ _fields = st.sampled_from(
     is_complete=st.booleans(),
 )
 def test_no_body_whatever_is_a_mistake_of_ours(
-    client: httpx2.Client, path: str, fields: dict[str, Any], is_complete: bool
+    http: httpx2.Client, path: str, fields: dict[str, Any], is_complete: bool
 ) -> None:
     base: dict[str, Any] = {"max_tokens": 2}
     if is_complete:
@@ -150,22 +143,22 @@ def test_no_body_whatever_is_a_mistake_of_ours(
         if "chat" in path:
             base = base | {"messages": [{"role": "user", "content": "x"}]}
             del base["prompt"]
-    response = client.post(path, content=json.dumps(base | fields))
+    response = http.post(path, content=json.dumps(base | fields))
     assert response.status_code in (200, 400, 404)
     if response.status_code != 200:
         assert error_of(response)["message"]
         assert len(response.content) < 4000
 
 
-def test_state_and_metrics(running: RunningApi, client: httpx2.Client) -> None:
-    assert client.get("/health").json() == {"status": "ok"}
-    assert client.get("/cluster").json()["nodes"] == [
+def test_state_and_metrics(running: RunningApi, http: httpx2.Client) -> None:
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/cluster").json()["nodes"] == [
         {"state": "silent", "node_id": "00000000000000aa"}
     ]
-    before = _samples(client)
-    client.post("/v1/completions", json=completion(max_tokens=5, n=2))
-    client.get("/v1/models/other")
-    after = _samples(client)
+    before = _samples(http)
+    http.post("/v1/completions", json=completion(max_tokens=5, n=2))
+    http.get("/v1/models/other")
+    after = _samples(http)
 
     def gained(name: str) -> float:
         return after[name] - before.get(name, 0.0)
@@ -242,14 +235,14 @@ def test_state_and_metrics(running: RunningApi, client: httpx2.Client) -> None:
     assert after[f"potluck_edge_bytes_total{{{edge}}}"] == 900
 
 
-def _samples(client: httpx2.Client) -> dict[str, float]:
-    lines = client.get("/metrics").text.splitlines()
+def _samples(http: httpx2.Client) -> dict[str, float]:
+    lines = http.get("/metrics").text.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 
 
 def test_pages_of_others_cannot_use_an_address_without_keys(
-    running: RunningApi, client: httpx2.Client
+    running: RunningApi, http: httpx2.Client
 ) -> None:
     for headers in (
         {"Host": "evil.example"},
@@ -257,14 +250,14 @@ def test_pages_of_others_cannot_use_an_address_without_keys(
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
     ):
-        response = client.get("/v1/models", headers=headers)
+        response = http.get("/v1/models", headers=headers)
         assert response.status_code == 403
     for allowed in (
         {"Host": "localhost:1234"},
         {"Host": "[::1]:1234"},
         {"Origin": running.url},
     ):
-        assert client.get("/v1/models", headers=allowed).status_code == 200
+        assert http.get("/v1/models", headers=allowed).status_code == 200
 
 
 def test_keys_are_needed_where_they_are_in_force(tmp_path: Path) -> None:
@@ -272,13 +265,13 @@ def test_keys_are_needed_where_they_are_in_force(tmp_path: Path) -> None:
     key = create_api_key(path, "laptop")
     with (
         running_api(ApiConfig(keys=ApiKeys.load(path))) as running,
-        httpx2.Client(base_url=running.url) as client,
+        httpx2.Client(base_url=running.url) as http,
     ):
-        assert client.get("/health").status_code == 200
+        assert http.get("/health").status_code == 200
         for address in ("/v1/models", "/metrics", "/cluster", "/nothing"):
-            assert client.get(address).status_code == 401
+            assert http.get(address).status_code == 401
         for header in ("Bearer wrong", f"Basic {key}", key, "Bearer", f"Bearer {key}x"):
-            response = client.post(
+            response = http.post(
                 "/v1/completions", json=completion(), headers={"Authorization": header}
             )
             assert response.status_code == 401
@@ -287,8 +280,8 @@ def test_keys_are_needed_where_they_are_in_force(tmp_path: Path) -> None:
         assert running.gateway.live == []
         right = {"Authorization": f"bearer {key}"}
         for address in ("/v1/models", "/metrics", "/cluster"):
-            assert client.get(address, headers=right).status_code == 200
-        response = client.post("/v1/completions", json=completion(), headers=right)
+            assert http.get(address, headers=right).status_code == 200
+        response = http.post("/v1/completions", json=completion(), headers=right)
         assert response.status_code == 200
 
 

@@ -34,7 +34,7 @@ from simulation.weights import Disks, Hub, ToyFiles, ToyWeights
 from support.cluster.calls import a_record, changed
 from support.cluster.played_cluster import PlayedAgent
 from support.cluster.played_network import Process
-from support.scheduling.drafters import CheckedDrafter
+from support.scheduling.drafters import CheckedDrafter, InstantSource
 from support.scheduling.updates import tokens_of
 
 from potluck.catalog import ModelDescription
@@ -437,7 +437,7 @@ def _prediction(stages: list[tuple[ReportOfNode, int]]) -> Prediction:
     )
 
 
-class ToyDrafts:
+class ToyDrafts(InstantSource):
     """Drafters that know the toy model, and err more or less often by the seed of the request."""
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> Drafter:
@@ -447,10 +447,6 @@ class ToyDrafts:
         return CheckedDrafter(
             partial(next_token, seed), draws, error=draws.choice((0.0, 0.1, 0.3, 1.0))
         )
-
-    def seconds(self, k: int) -> float:
-        """Guessing takes no time."""
-        return 0.0
 
 
 class ToyDeployment(Deployment):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from support.scheduling.drafters import InstantSource, QuietDrafter
 from support.scheduling.driven_scheduler import next_step
 from support.scheduling.stateful_pipeline import StatefulPipeline
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
@@ -23,18 +24,13 @@ WRONG = 5000
 
 
 @dataclass
-class Scripted:
+class Scripted(InstantSource, QuietDrafter):
     """A drafter that gives what it is told to, or the right tokens."""
 
     guesses: list[Sequence[int] | None] = field(default_factory=list)
     calls: list[tuple[int, int]] = field(default_factory=list)
     truncated: list[int] = field(default_factory=list)
-    is_closed: bool = False
     chance: float | None = None
-
-    def seconds(self, k: int) -> float:
-        """See ``DraftSource``."""
-        return 0.0
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> Scripted:
         """See ``DraftSource``: there is one sequence."""
@@ -52,10 +48,6 @@ class Scripted:
     def truncate(self, num_tokens: int) -> None:
         """See ``Drafter``."""
         self.truncated.append(num_tokens)
-
-    def close(self) -> None:
-        """See ``Drafter``."""
-        self.is_closed = True
 
 
 @pytest.fixture(autouse=True)
