@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready
-from support.cluster.live_streams import begin, check_same
+from support.cluster.client_streams import begin, check_same
 from support.processes.waiting import eventually
 from token_stream import Ask, TokenStream, stream_whole
 

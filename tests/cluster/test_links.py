@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import Fleet
-from support.cluster.link_members import LinkMember
+from support.cluster.members import LinkMember
 from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import done_within, eventually, until

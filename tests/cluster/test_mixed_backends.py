@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cluster.agents_here import agents_here
+from support.cluster.agents import agents_here
 from support.engines import reference_backend
 from support.engines.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.engines.stages import Stages

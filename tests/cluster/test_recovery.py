@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, stopped
-from support.cluster.live_streams import begin, check_same
+from support.cluster.client_streams import begin, check_same
 from support.process_facts import has_ended
 from support.processes.confinement import control_group, covered, inside
 from support.processes.jumping_clock import JumpingClock

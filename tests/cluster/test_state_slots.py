@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cluster.agents_here import agents_here
+from support.cluster.agents import agents_here
 from support.engines import reference_backend
 from support.engines.stages import Stages
 from support.models.small_lfm2 import KINDS, SLOT_BYTES, VOCABULARY, write_small_lfm2

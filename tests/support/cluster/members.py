@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from support.cluster.edges import SECRET
+from support.processes.waiting import eventually
 
 from potluck.child_environment import child_environment
 from potluck.cluster.membership import (
@@ -24,6 +27,7 @@ from potluck.cluster.membership import (
 )
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
+from potluck.types.speed import LinkSpeed
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -246,3 +250,49 @@ class MemberProcess(ChildMember):
 
 def _pem_texts(pem: PemPaths) -> list[str]:
     return [str(pem.authority), str(pem.certificate), str(pem.key)]
+
+
+class LinkMember(ChildMember):
+    """``support.cluster.link_process``."""
+
+    def __init__(
+        self, number: int, *connect: str, host: str = "127.0.0.1", prefix: Sequence[str] = ()
+    ) -> None:
+        self.node_id = NodeId(f"{number:016x}")
+        settings = {"number": number, "connect": connect, "host": host, "secret": SECRET}
+        super().__init__("support.cluster.link_process", settings, prefix)
+        first = self.stdout.readline()
+        if not first.startswith("open "):
+            self.__exit__(None, None, None)
+            raise AssertionError(f"member {number} said {first!r}")
+        self.address = first.removeprefix("open ").strip()
+
+    def speeds(self) -> dict[NodeId, LinkSpeed]:
+        """Its links, by the node they lead to."""
+        return {each["node_id"]: LinkSpeed(**each) for each in self._ask("speeds")}
+
+    def costs(self) -> dict[str, Any]:
+        """Its threads, how many descriptors it has, and the CPU time it has used."""
+        found: dict[str, Any] = self._ask("costs")
+        return found
+
+    def speed_to(
+        self,
+        other: LinkMember,
+        *,
+        within: float = 10,
+        such: Callable[[LinkSpeed], bool] = lambda _: True,
+    ) -> LinkSpeed:
+        """The link to another member, once it was measured, and is ``such``."""
+        found: list[LinkSpeed] = []
+
+        def is_measured() -> bool:
+            found[:] = [each for node, each in self.speeds().items() if node == other.node_id]
+            return bool(found) and such(found[0])
+
+        eventually(is_measured, within=within, what=f"the link to node {other.node_id} is measured")
+        return found[0]
+
+    def _ask(self, command: str) -> Any:
+        self.say(command)
+        return json.loads(self.stdout.readline())

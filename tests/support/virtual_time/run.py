@@ -1,9 +1,13 @@
-"""Run a coroutine as ``asyncio.run`` does, in virtual time: no pause of a busy machine is seen."""
+"""Run a coroutine as ``asyncio.run`` does, in virtual time: no pause of a busy machine is seen.
+
+What takes a clock and no loop gets a ``ManualClock``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from support.virtual_time.loop import VirtualLoop
@@ -46,3 +50,14 @@ async def reach(
     while not condition():
         assert clock() < deadline, f"not within {within} virtual seconds: {what}"
         await asyncio.sleep(_POLL_SECONDS)
+
+
+@dataclass
+class ManualClock:
+    now: float
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from support.processes.waiting import until
-from support.virtual_time.clock import ManualClock
+from support.virtual_time.run import ManualClock
 
 from potluck.api.admission import Admission
 from potluck.api.config import ApiConfig, ApiLimits

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from support.http.asked_app import ask_app
+from support.http.api_server import ask_app
 from support.http.toy_gateway import ToyGateway
 
 from potluck.api.app import DIALECTS, build_app

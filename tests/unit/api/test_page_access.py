@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
-from support.http.asked_app import ask_app
+from support.http.api_server import ask_app
 from support.http.toy_gateway import ToyGateway
 from support.page.played_console import PlayedConsole
 

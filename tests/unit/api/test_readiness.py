@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import httpx2
 import pytest
-from support.http.asked_app import ask_app
+from support.http.api_server import ask_app
 
 from potluck.api import ApiConfig
 from potluck.api.app import build_app

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import pytest
-from support.settings_command import settings_given_to
+import typer
+from typer.testing import CliRunner
 
 from potluck.cli.settings import configured, read_settings
-from potluck.cli.spec_options import Quant, spec_params
+from potluck.cli.spec_options import Quant, spec_params, takes_settings
 from potluck.errors import ParameterError
 from potluck.types.choices import Quantization
 from potluck.types.deployment_spec import DeploymentSpec, settings_of, value_types
+
+
+def given_to(*arguments: str) -> Mapping[str, Any]:
+    """What a command gets that takes the settings."""
+    got: dict[str, Any] = {}
+
+    @takes_settings()
+    def command(model: str, *, settings: Mapping[str, Any]) -> None:
+        got.update(settings)
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["m", *arguments])
+    assert result.exit_code == 0, result.output
+    return got
 
 
 def test_every_setting_can_be_set_and_has_a_help() -> None:
@@ -44,25 +63,18 @@ def test_every_setting_can_be_set_and_has_a_help() -> None:
 def test_options_that_are_written_in_another_way(
     arguments: tuple[str, ...], field: str, value: object
 ) -> None:
-    params = spec_params(
-        settings_given_to(DeploymentSpec, *arguments), configured(read_settings({}, None))
-    )
+    params = spec_params(given_to(*arguments), configured(read_settings({}, None)))
     assert params[field] == value
 
 
 def test_a_layout_is_left_to_those_who_know_the_nodes() -> None:
-    given = settings_given_to(DeploymentSpec, "--layout", "a=4")
+    given = given_to("--layout", "a=4")
     assert given["layout"] == "a=4"
     assert "layout" not in spec_params(given, configured(read_settings({}, None)))
 
 
 def test_an_option_that_is_not_given_leaves_the_default() -> None:
-    params = spec_params(
-        settings_given_to(
-            DeploymentSpec,
-        ),
-        configured(read_settings({}, None)),
-    )
+    params = spec_params(given_to(), configured(read_settings({}, None)))
     made = msgspec.convert({"model": "m", **params}, DeploymentSpec)
     assert made == DeploymentSpec(model="m")
 

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any
 
 import pytest
-from support.cluster.method_network import MethodNetwork
+from support.cluster.calls import MethodNetwork
 
 from potluck.cluster import methods
 from potluck.cluster.calls import Clock, DeploymentReference, NamedFile

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from support.scheduling.driven_scheduler import drain
+from support.scheduling.played_pipeline import drain
 from support.scheduling.stateful_pipeline import StatefulPipeline
 from support.scheduling.toy_pipeline import expected_tokens
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from support.scheduling.drafters import InstantSource, QuietDrafter
-from support.scheduling.driven_scheduler import next_step
+from support.scheduling.played_pipeline import next_step
 from support.scheduling.stateful_pipeline import StatefulPipeline
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 

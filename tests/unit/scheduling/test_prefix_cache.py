@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from support.scheduling.driven_scheduler import drain, next_step
+from support.scheduling.played_pipeline import drain, next_step
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.scheduling.limits import SchedulerLimits

@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from support.scheduling.driven_scheduler import drain, next_step
+from support.scheduling.played_pipeline import drain, next_step
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import ParameterError, PromptTooLongError

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pytest
-from support.settings_command import settings_given_to
+import typer
+from typer.testing import CliRunner
 
 from potluck.cli import settings as settings_module
 from potluck.cli.settings import configured, read_settings, settings_struct
-from potluck.cli.spec_options import spec_params
+from potluck.cli.spec_options import spec_params, takes_settings
 from potluck.errors import ParameterError, UsageError
 from potluck.types.deployment_spec import (
     DeploymentSpec,
@@ -60,12 +62,27 @@ def with_two_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_module, "Settings", settings_struct(WithTwoMore))
 
 
+def given_to(*arguments: str) -> Mapping[str, Any]:
+    """What a command gets that takes the settings."""
+    got: dict[str, Any] = {}
+
+    @takes_settings(kind=WithTwoMore)
+    def command(model: str, *, settings: Mapping[str, Any]) -> None:
+        got.update(settings)
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["m", *arguments])
+    assert result.exit_code == 0, result.output
+    return got
+
+
 def test_its_option_goes_before_its_key_and_that_before_its_default(
     with_two_more: None, tmp_path: Path
 ) -> None:
     def params(environ: dict[str, str], *arguments: str) -> dict[str, Any]:
         chosen = configured(read_settings(environ, tmp_path), WithTwoMore)
-        found = spec_params(settings_given_to(WithTwoMore, *arguments), chosen, WithTwoMore)
+        found = spec_params(given_to(*arguments), chosen, WithTwoMore)
         made = msgspec.convert({"model": "m", **found}, WithTwoMore)
         require_in_range(made)
         return {"patience": made.patience, "mood": made.mood}

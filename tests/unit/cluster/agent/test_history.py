@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from support.cluster.method_network import MethodNetwork
+from support.cluster.calls import MethodNetwork
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent.history import History

@@ -10,9 +10,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from support.cluster.calls import MethodNetwork
 from support.cluster.edges import credentials
 from support.cluster.members import node_id
-from support.cluster.method_network import MethodNetwork
 from support.process_facts import num_descriptors
 from support.processes.waiting import done_within, until
 

@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 from support.engines.pools import cores_of
 from support.machines import hardware
-from support.virtual_time.clock import ManualClock
-from support.virtual_time.run import reach, run_in_virtual_time
+from support.virtual_time.run import ManualClock, reach, run_in_virtual_time
 
 from potluck.cluster.agent import measured_speeds
 from potluck.cluster.agent.hosted_stage import HostedStage

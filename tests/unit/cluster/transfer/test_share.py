@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.cluster.store_files import content_of
 from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of, nodes
-from support.virtual_time.clock import ManualClock
+from support.virtual_time.run import ManualClock
 
 from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.types.content import CHUNK_BYTES
