@@ -1,13 +1,15 @@
 """Lets these tests import the modules of ``benchmarks``, which are no package, keeps paths short,
-and gives the tests more time than others.
+gives the tests more time than others, and has the agents that most of them start.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.cluster.agents import Fleet
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -27,3 +29,10 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest's own fixture puts the test's name into it.
     """
     return tmp_path_factory.mktemp("t")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Agents of one cluster, none of which is started yet."""
+    with Fleet(tmp_path) as fleet:
+        yield fleet

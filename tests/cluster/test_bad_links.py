@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready
-from support.cluster.host_streams import Stream
+from support.cluster.client_streams import Stream
 from support.network.netns import require_namespaces
 from support.network.relay import PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import eventually

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, nodes_of
-from support.cluster.host_streams import Stream
+from support.cluster.client_streams import Stream
 from support.network.netns import Host, change_address, lan, require_namespaces
 from support.processes.waiting import eventually
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,12 +20,6 @@ from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent.asking import RemoteError
 
 HUB_ID = "table/demo"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def long_stream(agent: AgentProcess, begun: threading.Event, model: str = "demo") -> int:

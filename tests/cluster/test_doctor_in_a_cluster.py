@@ -8,7 +8,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,12 +35,6 @@ AHEAD = (
     "from potluck.cli.main import main; main()",
 )
 """Potluck on a machine whose clock is ahead."""
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def ask_doctor(agent: AgentProcess) -> dict[str, Peer]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import openai
-import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready, measured_cache, no_end
 from support.processes.waiting import eventually
 
@@ -26,12 +23,6 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def start(fleet: Fleet, number: int, *arguments: str) -> AgentProcess:

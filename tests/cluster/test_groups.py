@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready
+from support.cluster.client_streams import begin, check_same
 from support.processes.waiting import eventually
 from token_stream import Ask, TokenStream, stream_whole
 
@@ -182,39 +182,6 @@ def test_members_hold_their_part_alone(cluster: Cluster) -> None:
 # Losses. Agent 0 is the gateway, agent 1 coordinates.
 
 
-@dataclass(slots=True)
-class Live:
-    """A stream on a thread of its own."""
-
-    stream: TokenStream
-    thread: threading.Thread
-
-    def end(self) -> TokenStream:
-        self.thread.join(60)
-        assert not self.thread.is_alive()
-        return self.stream
-
-
-def begin(agent: AgentProcess, ask: Ask) -> Live:
-    """A stream with some tokens at the client."""
-    stream = TokenStream()
-    port = int(agent.url.rpartition(":")[2])
-    thread = threading.Thread(target=stream.read, args=(port, MODEL, ask))
-    thread.start()
-    eventually(
-        lambda: len(stream.times) >= 10 or stream.ended_at is not None,
-        within=30,
-        what="the stream has begun",
-    )
-    assert not stream.error, stream.error
-    return Live(stream=stream, thread=thread)
-
-
-def check_same(stream: TokenStream, expected: TokenStream) -> None:
-    assert not stream.error, f"{stream.error}, after {len(stream.times)} tokens"
-    assert (stream.text, stream.logprobs) == (expected.text, expected.logprobs)
-
-
 def worker_of(cluster: Cluster, number: int) -> int:
     (worker,) = cluster.fleet.agents[number].workers()
     return worker
@@ -225,7 +192,7 @@ def test_a_killed_worker_comes_back_as_the_same_member(cluster: Cluster, victim:
     """The other workers of the layout keep their processes, and with them their parts."""
     before = cluster.deploy(({1: 2, 2: 1}, 7), ({3: 1}, 5))
     others = [worker_of(cluster, number) for number in (1, 2, 3) if number != victim]
-    live = begin(cluster.gateway, LONG)
+    live = begin(cluster.gateway, LONG, num_tokens=10)
     os.kill(worker_of(cluster, victim), signal.SIGKILL)
     check_same(live.end(), cluster.expected[LONG])
     after = cluster.deployment()
@@ -238,7 +205,7 @@ def test_a_frozen_member_is_found_and_ended(cluster: Cluster) -> None:
     """Not the leader, which waits for it and cannot go on either."""
     cluster.deploy(({1: 1, 2: 1}, NUM_LAYERS))
     frozen = worker_of(cluster, 2)
-    live = begin(cluster.gateway, LONG)
+    live = begin(cluster.gateway, LONG, num_tokens=10)
     os.kill(frozen, signal.SIGSTOP)
     check_same(live.end(), cluster.expected[LONG])
     assert not psutil.pid_exists(frozen)
@@ -249,7 +216,7 @@ def test_a_frozen_member_is_found_and_ended(cluster: Cluster) -> None:
 
 def test_what_is_left_of_a_group_goes_on_without_a_lost_node(cluster: Cluster) -> None:
     cluster.deploy(({1: 1, 3: 1}, NUM_LAYERS))
-    live = begin(cluster.gateway, LONG)
+    live = begin(cluster.gateway, LONG, num_tokens=10)
     lost = cluster.fleet.agents[3]
     lost.kill()
     check_same(live.end(), cluster.expected[LONG])

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,6 @@ from potluck.types.unit import Role
 ROOT = Path(__file__).parents[2]
 FIGURES_SECONDS = 30.0
 """Measuring takes two, and waits while another test's agent measures."""
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def own_hardware(agent: AgentProcess) -> dict[str, Any]:
@@ -157,22 +151,18 @@ def test_a_gpu_that_is_slow_to_be_found_becomes_a_unit_with_its_own_memory(tmp_p
         detectors = (a_detector("slow", may_find.wait), a_detector("quick"))
         async with an_agent(tmp_path / "state", *detectors) as agent:
 
-            async def is_found(device_id: str) -> bool:
-                report = await report_of(agent)
-                return device_id in [each.device_id for each in report.hardware.devices]
+            def found() -> list[str]:
+                return [each.device_id for each in agent.hardware.report.devices]
 
-            async with asyncio.timeout(60):
-                while not await is_found("of-quick"):
-                    await asyncio.sleep(0.01)
-                report = await report_of(agent)
-                assert [each.device_id for each in report.hardware.devices] == ["cpu", "of-quick"]
-                assert not report.hardware.is_complete
-                may_find.set()
-                while not await is_found("of-slow"):
-                    await asyncio.sleep(0.01)
-                # Then both are tried: OpenCL may have shown a third.
-                while not (report := await report_of(agent)).hardware.is_complete:
-                    await asyncio.sleep(0.01)
+            await until(lambda: "of-quick" in found(), what="a device is found")
+            report = await report_of(agent)
+            assert [each.device_id for each in report.hardware.devices] == ["cpu", "of-quick"]
+            assert not report.hardware.is_complete
+            may_find.set()
+            await until(lambda: "of-slow" in found(), what="the slow device is found")
+            # Then both are tried: OpenCL may have shown a third.
+            await until(lambda: agent.hardware.report.is_complete, what="both are tried")
+            report = await report_of(agent)
             assert [detector.detector for detector in report.hardware.detectors] == [
                 "cpu",
                 "slow",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_transfers, measured_cache
 from support.models.hub_models import DEMO, cut_demo, hub_environment
 from support.network.fake_hub import Repository, serve_hub
@@ -26,12 +23,6 @@ def file_of(tensor: str) -> str:
     if layer is not None:
         return f"layer-{int(layer[1]):02}.safetensors"
     return EMBEDDING if "embed" in tensor else NORM
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def test_nothing_crosses_the_uplink_twice(fleet: Fleet) -> None:

@@ -7,8 +7,6 @@ import json
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready
@@ -20,12 +18,6 @@ from potluck.errors import RemovedFromClusterError
 from potluck.types.cluster import NodeId
 
 NO_SECRET = {"POTLUCK_SECRET": ""}
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def invite(agent: AgentProcess, *arguments: str) -> str:

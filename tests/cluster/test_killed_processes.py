@@ -19,6 +19,7 @@ import openai
 import psutil
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, no_end
+from support.process_facts import has_ended
 from support.processes.orphans import LIKE_A_WORKER, Orphan
 from support.processes.waiting import eventually
 
@@ -130,13 +131,6 @@ def stage_workers(agents: dict[int, AgentProcess], deployment: Document) -> list
     ]
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def num_sockets(agent: AgentProcess) -> int:
     return len(psutil.Process(agent.pid).net_connections("tcp"))
 
@@ -200,7 +194,7 @@ def test_a_worker(fleet: Fleet, agents: dict[int, AgentProcess], stage: int) -> 
     after = await_ready(agents[3], "demo")
     assert after["epoch"]["number"] > before["epoch"]["number"]
     assert len(after["stages"]) == 3
-    eventually(lambda: is_gone(workers[stage]), within=5, what="the killed worker is reaped")
+    eventually(lambda: has_ended(workers[stage]), within=5, what="the killed worker is reaped")
     kept = [worker for index, worker in enumerate(workers) if index != stage]
     assert set(kept) < set(stage_workers(agents, after)), "the others keep their process"
     for agent in (agents[3], agents[1], agents[0]):
@@ -230,7 +224,7 @@ def test_an_agent_that_only_hosts_and_its_return(
         )
         check_goes_on(stream)
     for worker in workers:
-        eventually(lambda worker=worker: is_gone(worker), within=2, what="its workers end")  # type: ignore[misc]
+        eventually(lambda worker=worker: has_ended(worker), within=2, what="its workers end")  # type: ignore[misc]
     fleet.await_members()
     after = await_ready(agents[0], "demo")
     assert after["epoch"]["number"] > before["epoch"]["number"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import Fleet
-from support.cluster.link_members import LinkMember
+from support.cluster.members import LinkMember
 from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
-from support.processes.waiting import done_within, eventually
+from support.processes.waiting import done_within, eventually, until
 
 from potluck.cluster.network.links.schedule import SHARE, WINDOW_SECONDS
 from potluck.cluster.network.membership import (
@@ -167,8 +167,7 @@ async def links_of(
     found = {}
     async with await Membership.open(config) as membership:
         request = AskSpeeds(model_shapes=(), may_wait=True)
-        while membership.nodes() != frozenset(nodes):
-            await asyncio.sleep(0.01)
+        await until(lambda: membership.nodes() == frozenset(nodes), what="it sees all nodes")
         for node in map(NodeId, nodes):
             found[node] = (await SPEEDS.call(membership, node, request)).links
     return found

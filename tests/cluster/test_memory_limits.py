@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +41,6 @@ WIDE = SparseModel(
     stored="BF16",
 )
 """With demo's tokenizer: the embedding is 8 MiB, as is the head; a layer is half of that."""
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 @pytest.fixture(scope="module")

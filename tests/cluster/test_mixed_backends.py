@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cluster.agents import agents_here
 from support.engines import reference_backend
 from support.engines.parity import MIN_DECIDED_SHARE, decided_share, native_error_limit, rms
 from support.engines.stages import Stages
@@ -19,11 +20,7 @@ from support.kernels.build import not_shown
 from support.scheduling.updates import tokens_of
 
 from potluck.catalog import describe_model, load_tokenizer, open_headers, read_profile
-from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.network.membership import Address
-from potluck.cluster.network.trust.secret import Secret, generate_secret, parse_secret
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.engines.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
@@ -49,48 +46,6 @@ TABLE = (
     dataclasses.replace(TINYGRAD_SPEC, module="support.engines.fake_backends.works_with_clang"),
     reference_backend.SPEC,
 )
-
-
-@pytest.fixture(autouse=True)
-def _other_backends_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
-
-
-@asynccontextmanager
-async def agents(
-    directory: Path, units: Sequence[str], *, limits: Sequence[int], table: Sequence[BackendSpec]
-) -> AsyncIterator[list[Agent]]:
-    """One agent for each of ``units``, which alone serves there, in one cluster."""
-    secret = parse_secret(generate_secret())
-    async with AsyncExitStack() as opened:
-        running: list[Agent] = []
-        for number, (unit, limit) in enumerate(zip(units, limits, strict=True)):
-            state = StateDirectory(directory / str(number))
-            opened.enter_context(state.locked())
-            config = a_config(secret, unit, limit, table, running)
-            running.append(await opened.enter_async_context(Agent.open(config, state)))
-        async with asyncio.timeout(60):
-            while any(len(each.membership.nodes()) < len(running) - 1 for each in running):
-                await asyncio.sleep(0.02)
-        async with asyncio.timeout(120):
-            while not all(each.hardware.report.is_complete for each in running):
-                await asyncio.sleep(0.02)
-        yield running
-
-
-def a_config(
-    secret: Secret, unit: str, limit: int, table: Sequence[BackendSpec], running: Sequence[Agent]
-) -> AgentConfig:
-    return AgentConfig(
-        secret=secret,
-        listen=Address(host="127.0.0.1", port=0),
-        connect=tuple(each.membership.address for each in running[:1]),
-        memory_limit_bytes=limit,
-        num_threads=1,
-        backends=tuple(table),
-        backend=unit,
-        detectors=(),
-    )
 
 
 def limits_for(
@@ -168,7 +123,11 @@ def test_stages_of_two_backends_are_one_model(
 
     async def run() -> tuple[DeploymentRecord, list[int]]:
         limits = limits_for(TABLE, units, shares)
-        async with agents(tmp_path, units, limits=limits, table=TABLE) as running:
+        settings = [
+            {"backend": unit, "memory_limit_bytes": limit, "backends": TABLE}
+            for unit, limit in zip(units, limits, strict=True)
+        ]
+        async with agents_here(tmp_path, settings) as running:
             record = await running[0].coordination.deploy(
                 Deploy(
                     model="demo",

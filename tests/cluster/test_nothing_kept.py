@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from support.cluster.agents import Fleet, measured_cache, no_end
 from support.processes.waiting import eventually
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 
 CONTEXT = 64
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def test_a_deployment_without_stores(fleet: Fleet) -> None:

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 import pytest
 from support.cluster.agents import AgentProcess, Document, Fleet, await_ready, stopped
+from support.cluster.client_streams import begin, check_same
+from support.process_facts import has_ended
 from support.processes.confinement import control_group, covered, inside
 from support.processes.jumping_clock import JumpingClock
 from support.processes.waiting import eventually
@@ -46,8 +47,6 @@ SILENCE_SECONDS = 1.5
 DOWN_SECONDS = 15.0
 """Under the load of two clients and two streams on two cores; it took 33 s and cut all of them."""
 
-NUM_BEGUN = 20
-"""Tokens of a stream that has begun; far from the last."""
 NUM_TOKENS = 300
 """Half a second of streaming at least, and several on a machine with other tests."""
 
@@ -83,45 +82,6 @@ LONG = replace(SAMPLED, max_tokens=1500)
 
 
 # Clients.
-
-
-@dataclass(slots=True)
-class Live:
-    """A stream on a thread of its own."""
-
-    stream: TokenStream
-    thread: threading.Thread
-
-    def end(self, *, within: float = 90) -> TokenStream:
-        """The stream once it has ended by itself."""
-        self.thread.join(within)
-        assert not self.thread.is_alive(), f"the stream goes on after {within} s"
-        return self.stream
-
-
-def begin(agent: AgentProcess, ask: Ask, *, num_tokens: int = NUM_BEGUN) -> Live:
-    """A stream with so many tokens at the client."""
-    stream = TokenStream()
-    port = int(agent.url.rpartition(":")[2])
-    thread = threading.Thread(target=stream.read, args=(port, MODEL, ask))
-    thread.start()
-    live = Live(stream=stream, thread=thread)
-    eventually(
-        lambda: len(stream.times) >= num_tokens or stream.ended_at is not None,
-        within=30,
-        what="the stream has begun",
-    )
-    assert not stream.error, stream.error
-    return live
-
-
-def check_same(stream: TokenStream, expected: TokenStream) -> None:
-    """Not a token was lost, repeated or changed."""
-    assert not stream.error, f"{stream.error}, after {len(stream.times)} tokens"
-    assert stream.is_whole
-    assert stream.num_tokens == expected.num_tokens
-    assert stream.text == expected.text
-    assert stream.logprobs == expected.logprobs
 
 
 def longest_gap(stream: TokenStream) -> float:
@@ -337,7 +297,7 @@ def test_an_agent_is_killed_and_streams_at_other_gateways_go_on(
     assert lost.node_id not in {stage["node_id"] for stage in after["stages"]}
     assert kept <= cluster.workers()
     for worker in lost_workers:
-        eventually(lambda worker=worker: is_gone(worker), within=5, what="its workers end")  # type: ignore[misc]
+        eventually(lambda worker=worker: has_ended(worker), within=5, what="its workers end")  # type: ignore[misc]
 
 
 def test_a_client_whose_gateway_died_gets_the_same_text_elsewhere(cluster: Cluster) -> None:
@@ -399,7 +359,7 @@ def test_a_worker_that_stands_still_is_noticed_and_replaced(cluster: Cluster) ->
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGCONT)
     assert longest_gap(stream.stream) < FROZEN_SECONDS + RECOVERED_SECONDS
-    eventually(lambda: is_gone(victim), within=5, what="it is ended")
+    eventually(lambda: has_ended(victim), within=5, what="it is ended")
     assert others <= cluster.workers()
 
 
@@ -438,13 +398,6 @@ def agree(cluster: Cluster) -> bool:
     return len(epochs) == len(known) and all(epoch == epochs[0] for epoch in epochs)
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_clocks_that_jump_disturb_nothing(cluster: Cluster) -> None:
     """The coordinator's ahead and a host's back, by two hours; a recovery after it works, too."""
     before = cluster.deployment()
@@ -480,7 +433,7 @@ def test_down_under_steady_load_takes_seconds_and_fails_nothing(
     assert completed.stderr.endswith("this node has left the cluster\n")
     assert seconds < DOWN_SECONDS
     assert leaver.process.wait(10) == 0
-    assert all(is_gone(pid) for pid in workers)
+    assert all(has_ended(pid) for pid in workers)
     assert not (leaver.state / "control.sock").exists()
     after = cluster.deployment()
     assert leaver.node_id not in {stage["node_id"] for stage in after["stages"]}

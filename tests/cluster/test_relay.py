@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
-from support.network.relay_process import FramePath, LinkRules
+from support.network.relay_process import FramePath
 
 _ECHO = """
 import socket, sys
@@ -182,15 +182,15 @@ def test_cuts_are_of_one_way_or_both_and_heal(relay: Relay) -> None:
 
 
 def test_a_seed_gives_the_same_losses_again() -> None:
-    def fates(seed: int, rules: LinkRules) -> list[list[float]]:
+    def fates(seed: int, rules: Link) -> list[list[float]]:
         path = FramePath(0, random.Random(seed))
         path.link = rules
         return [path.delays() for _ in range(NUM)]
 
-    bad = LinkRules(loss=0.3, duplication=0.2, reordering=0.2, reordering_seconds=0.01)
+    bad = Link(loss=0.3, duplication=0.2, reordering=0.2, reordering_seconds=0.01)
     assert fates(1, bad) == fates(1, bad) != fates(2, bad)
     lost = [not each for each in fates(1, bad)]
-    assert lost == [not each for each in fates(1, LinkRules(loss=0.3))]  # the same frames
+    assert lost == [not each for each in fates(1, Link(loss=0.3))]  # the same frames
 
 
 def test_it_keeps_up_with_thousands_of_frames_a_second(relay: Relay) -> None:

@@ -52,12 +52,6 @@ def hosts() -> Iterator[tuple[Host, ...]]:
         yield hosts
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
-
-
 @contextlib.contextmanager
 def capturing(host: Host, path: Path) -> Iterator[Path]:
     """Everything on the host's wire, in a file."""

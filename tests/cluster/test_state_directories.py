@@ -56,12 +56,6 @@ def fill(disk: Path) -> Path:
             return path
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as started:
-        yield started
-
-
 def test_a_full_disk_is_named_and_leaves_nothing_that_refuses_the_next_start(
     tmp_path: Path, fleet: Fleet
 ) -> None:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cluster.agents import agents_here
 from support.engines import reference_backend
 from support.engines.stages import Stages
 from support.models.small_lfm2 import KINDS, SLOT_BYTES, VOCABULARY, write_small_lfm2
 from support.scheduling.updates import tokens_of
 
 from potluck.catalog import describe_model, open_headers
-from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.network.membership import Address
-from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 from potluck.errors import ParameterError
 from potluck.types.cluster import UnitId
 from potluck.types.deployment import Deploy, DeploymentRecord
@@ -30,40 +27,10 @@ from potluck.types.step import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 UNIT = UnitId("cpu/reference")
+SETTINGS = {"backend": UNIT, "backends": (reference_backend.SPEC,)}
 NUM_NEW = 12
 NUM_STATES = 4
 """Of which three are for live sequences."""
-
-
-@pytest.fixture(autouse=True)
-def _the_backend_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
-
-
-@asynccontextmanager
-async def two_agents(directory: Path) -> AsyncIterator[list[Agent]]:
-    secret = parse_secret(generate_secret())
-    async with AsyncExitStack() as opened:
-        running: list[Agent] = []
-        for number in range(2):
-            state = StateDirectory(directory / str(number))
-            opened.enter_context(state.locked())
-            config = AgentConfig(
-                secret=secret,
-                listen=Address(host="127.0.0.1", port=0),
-                connect=tuple(each.membership.address for each in running[:1]),
-                num_threads=1,
-                backends=(reference_backend.SPEC,),
-                backend=UNIT,
-                detectors=(),
-            )
-            running.append(await opened.enter_async_context(Agent.open(config, state)))
-        async with asyncio.timeout(60):
-            while not all(each.hardware.report.is_complete for each in running) or any(
-                not each.membership.nodes() for each in running
-            ):
-                await asyncio.sleep(0.02)
-        yield running
 
 
 async def text_of(agent: Agent, record: DeploymentRecord, prompt: Sequence[int]) -> list[int]:
@@ -95,7 +62,7 @@ def test_sequences_wait_for_slots_and_share_beginnings(tmp_path: Path) -> None:
     prompts = [[*shared, *drawn.integers(3, VOCABULARY, 5 + each).tolist()] for each in range(6)]
 
     async def run() -> tuple[DeploymentRecord, list[list[int]], list[int]]:
-        async with two_agents(tmp_path) as running:
+        async with agents_here(tmp_path, 2 * [SETTINGS]) as running:
             nodes = [each.membership.node_id for each in running]
             layout = tuple(
                 LayoutStage(node_id=node, unit_id=UNIT, num_layers=count)
@@ -133,7 +100,7 @@ def test_states_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     model = write_small_lfm2(tmp_path / "model")
 
     async def run() -> None:
-        async with two_agents(tmp_path) as running:
+        async with agents_here(tmp_path, 2 * [SETTINGS]) as running:
             deploy = partial(running[0].coordination.deploy)
             with pytest.raises(ParameterError, match="22 are needed for 16 streams"):
                 await deploy(Deploy(model=model, num_states=NUM_STATES, num_streams=16))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from model_shapes import Shape
@@ -32,12 +30,6 @@ SMALL = Shape(
     head_dim=64,
 )
 """Of about 8 MB in Q8_0: some chunks for each of three stages."""
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def start(fleet: Fleet, number: int, *arguments: str, **environ: str) -> AgentProcess:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from support.cluster.agents import (
@@ -35,12 +34,6 @@ CHUNK_BYTES = 2**20
 def hub() -> Iterator[FakeHub]:
     with serve_hub({HUB_ID: DEMO}) as hub:
         yield hub
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path) as fleet:
-        yield fleet
 
 
 def start(fleet: Fleet, hub: FakeHub, number: int, **environ: str) -> AgentProcess:

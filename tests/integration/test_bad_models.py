@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.demo_copies import change_config, copied_demo
 from support.formats.gguf_bytes import Gguf
 from support.processes.command import assert_refused, run_command
+from support.processes.confinement import control_group, inside
 from support.processes.environment import environment
 
-from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cli.main import main
 
 
@@ -32,18 +32,7 @@ def run_here(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the demo model to spoil."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for file in DEMO_DIRECTORY.iterdir():
-        if file.suffix in (".json", ".safetensors"):
-            shutil.copyfile(file, directory / file.name)
-    return directory
-
-
-def change_config(model: Path, **changes: object) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return copied_demo(tmp_path / "model")
 
 
 def truncate(model: Path, num_bytes: int) -> None:
@@ -264,29 +253,15 @@ def test_more_than_the_machine_has(model: Path) -> None:
     assert_refused(completed, 1, "memory are needed", "--context")
 
 
-@pytest.fixture
-def control_group() -> Iterator[Path]:
-    """A group of this test's own with 300 MiB."""
-    root = Path("/sys/fs/cgroup/memory")
-    group = root / f"potluck-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"not shown: no memory controller of control groups (v1) to use: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(300 * 2**20))
-        yield group
-    finally:
-        group.rmdir()
-
-
-def test_a_control_group_without_room(model: Path, control_group: Path) -> None:
+def test_a_control_group_without_room(model: Path) -> None:
     change_config(model, max_position_embeddings=2**24)
-    enter = ("sh", "-c", f'echo $$ > {control_group}/cgroup.procs; exec "$@"', "sh")
-    completed = run_command("run", str(model), "-p", "x", "--context", str(2**18), prefix=enter)
-    assert_refused(completed, 1, "control group", "--context")
-    completed = run_command("run", str(model), "-p", "x", "-n", "2", prefix=enter)
-    assert completed.returncode == 0, completed.stderr
+    path = Path(f"/sys/fs/cgroup/memory/potluck-test-{os.getpid()}")
+    with control_group(path, {"memory.limit_in_bytes": str(300 * 2**20)}) as group:
+        enter = inside(group)
+        completed = run_command("run", str(model), "-p", "x", "--context", str(2**18), prefix=enter)
+        assert_refused(completed, 1, "control group", "--context")
+        completed = run_command("run", str(model), "-p", "x", "-n", "2", prefix=enter)
+        assert completed.returncode == 0, completed.stderr
 
 
 def test_a_missing_core_is_said() -> None:

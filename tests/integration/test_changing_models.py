@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.process_facts import num_descriptors
 
 from potluck.catalog import describe_model
 from potluck.catalog.locate import DEMO_DIRECTORY
@@ -54,10 +55,6 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[NativeEngine]:
     monkeypatch.setattr(NativeEngine, "__init__", made)
     monkeypatch.setattr(NativeEngine, "close", closed)
     return alive
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def shrink(path: Path) -> None:

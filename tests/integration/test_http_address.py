@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,6 @@ from potluck.api import ApiConfig, ApiKeys, ApiLimits, create_api_key, serve
 from potluck.errors import PotluckError, UsageError
 
 
-@pytest.fixture(scope="module")
-def api() -> Iterator[RunningApi]:
-    with running_api() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(api: RunningApi) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=api.url, timeout=20) as client:
-        yield client
-
-
 def completion(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "go", "seed": 1, **fields}
 
@@ -49,8 +36,8 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
     return error
 
 
-def test_the_events_of_a_stream(client: httpx2.Client) -> None:
-    with client.stream(
+def test_the_events_of_a_stream(http: httpx2.Client) -> None:
+    with http.stream(
         "POST",
         "/v1/chat/completions",
         json={
@@ -85,10 +72,10 @@ def test_the_events_of_a_stream(client: httpx2.Client) -> None:
     assert text == expected_text("user:hello\nassistant:", 5, 3)
 
 
-def test_models_say_what_requests_that_leave_it_open_get(api: RunningApi) -> None:
-    with httpx2.Client(base_url=api.url, timeout=20) as client:
-        (listed,) = client.get("/v1/models").json()["data"]
-        assert client.get(f"/v1/models/{MODEL}").json() == listed
+def test_models_say_what_requests_that_leave_it_open_get(running: RunningApi) -> None:
+    with httpx2.Client(base_url=running.url, timeout=20) as http:
+        (listed,) = http.get("/v1/models").json()["data"]
+        assert http.get(f"/v1/models/{MODEL}").json() == listed
     assert listed["default_sampling"] == {
         "temperature": 0.7,
         "top_k": 40,
@@ -98,21 +85,21 @@ def test_models_say_what_requests_that_leave_it_open_get(api: RunningApi) -> Non
     }
 
 
-def test_compressed_bodies_are_read_within_the_limits(client: httpx2.Client) -> None:
+def test_compressed_bodies_are_read_within_the_limits(http: httpx2.Client) -> None:
     body = json.dumps(completion(max_tokens=4)).encode()
     headers = {"Content-Encoding": "gzip"}
-    plain = client.post("/v1/completions", content=body)
-    packed = client.post("/v1/completions", content=gzip.compress(body), headers=headers)
+    plain = http.post("/v1/completions", content=body)
+    packed = http.post("/v1/completions", content=gzip.compress(body), headers=headers)
     assert packed.json()["choices"] == plain.json()["choices"]
     bomb = gzip.compress(bytes(100 * 2**20))
-    assert client.post("/v1/completions", content=bomb, headers=headers).status_code == 413
-    other = client.post("/v1/completions", content=body, headers={"Content-Encoding": "zstd"})
+    assert http.post("/v1/completions", content=bomb, headers=headers).status_code == 413
+    other = http.post("/v1/completions", content=body, headers={"Content-Encoding": "zstd"})
     assert (other.status_code, "zstd" in error_of(other)["message"]) == (415, True)
 
 
-def test_what_is_no_request_is_refused_in_openais_words(client: httpx2.Client) -> None:
+def test_what_is_no_request_is_refused_in_openais_words(http: httpx2.Client) -> None:
     for body in (b"", b"{", b"[1]", b"\xff\xfe", b"[" * 50_000, b'{"user": "\\ud800"}'):
-        response = client.post("/v1/chat/completions", content=body)
+        response = http.post("/v1/chat/completions", content=body)
         assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json")
     for method, path, status in (
         ("GET", "/v1/nothing", 404),
@@ -120,7 +107,7 @@ def test_what_is_no_request_is_refused_in_openais_words(client: httpx2.Client) -
         ("GET", "/v1/completions", 405),
         ("DELETE", f"/v1/models/{MODEL}", 405),
     ):
-        response = client.request(method, path)
+        response = http.request(method, path)
         assert response.status_code == status
         assert error_of(response)["type"] == "invalid_request_error"
 
@@ -148,7 +135,7 @@ _fields = st.sampled_from(
     is_complete=st.booleans(),
 )
 def test_no_body_whatever_is_a_mistake_of_ours(
-    client: httpx2.Client, path: str, fields: dict[str, Any], is_complete: bool
+    http: httpx2.Client, path: str, fields: dict[str, Any], is_complete: bool
 ) -> None:
     base: dict[str, Any] = {"max_tokens": 2}
     if is_complete:
@@ -156,22 +143,22 @@ def test_no_body_whatever_is_a_mistake_of_ours(
         if "chat" in path:
             base = base | {"messages": [{"role": "user", "content": "x"}]}
             del base["prompt"]
-    response = client.post(path, content=json.dumps(base | fields))
+    response = http.post(path, content=json.dumps(base | fields))
     assert response.status_code in (200, 400, 404)
     if response.status_code != 200:
         assert error_of(response)["message"]
         assert len(response.content) < 4000
 
 
-def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
-    assert client.get("/health").json() == {"status": "ok"}
-    assert client.get("/cluster").json()["nodes"] == [
+def test_state_and_metrics(running: RunningApi, http: httpx2.Client) -> None:
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/cluster").json()["nodes"] == [
         {"state": "silent", "node_id": "00000000000000aa"}
     ]
-    before = _samples(client)
-    client.post("/v1/completions", json=completion(max_tokens=5, n=2))
-    client.get("/v1/models/other")
-    after = _samples(client)
+    before = _samples(http)
+    http.post("/v1/completions", json=completion(max_tokens=5, n=2))
+    http.get("/v1/models/other")
+    after = _samples(http)
 
     def gained(name: str) -> float:
         return after[name] - before.get(name, 0.0)
@@ -248,14 +235,14 @@ def test_state_and_metrics(api: RunningApi, client: httpx2.Client) -> None:
     assert after[f"potluck_edge_bytes_total{{{edge}}}"] == 900
 
 
-def _samples(client: httpx2.Client) -> dict[str, float]:
-    lines = client.get("/metrics").text.splitlines()
+def _samples(http: httpx2.Client) -> dict[str, float]:
+    lines = http.get("/metrics").text.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 
 
 def test_pages_of_others_cannot_use_an_address_without_keys(
-    api: RunningApi, client: httpx2.Client
+    running: RunningApi, http: httpx2.Client
 ) -> None:
     for headers in (
         {"Host": "evil.example"},
@@ -263,38 +250,38 @@ def test_pages_of_others_cannot_use_an_address_without_keys(
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
     ):
-        response = client.get("/v1/models", headers=headers)
+        response = http.get("/v1/models", headers=headers)
         assert response.status_code == 403
     for allowed in (
         {"Host": "localhost:1234"},
         {"Host": "[::1]:1234"},
-        {"Origin": api.url},
+        {"Origin": running.url},
     ):
-        assert client.get("/v1/models", headers=allowed).status_code == 200
+        assert http.get("/v1/models", headers=allowed).status_code == 200
 
 
 def test_keys_are_needed_where_they_are_in_force(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     key = create_api_key(path, "laptop")
     with (
-        running_api(ApiConfig(keys=ApiKeys.load(path))) as api,
-        httpx2.Client(base_url=api.url) as client,
+        running_api(ApiConfig(keys=ApiKeys.load(path))) as running,
+        httpx2.Client(base_url=running.url) as http,
     ):
-        assert client.get("/health").status_code == 200
+        assert http.get("/health").status_code == 200
         for address in ("/v1/models", "/metrics", "/cluster", "/nothing"):
-            assert client.get(address).status_code == 401
+            assert http.get(address).status_code == 401
         for header in ("Bearer wrong", f"Basic {key}", key, "Bearer", f"Bearer {key}x"):
-            response = client.post(
+            response = http.post(
                 "/v1/completions", json=completion(), headers={"Authorization": header}
             )
             assert response.status_code == 401
             assert error_of(response)["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
-        assert api.gateway.live == []
+        assert running.gateway.live == []
         right = {"Authorization": f"bearer {key}"}
         for address in ("/v1/models", "/metrics", "/cluster"):
-            assert client.get(address, headers=right).status_code == 200
-        response = client.post("/v1/completions", json=completion(), headers=right)
+            assert http.get(address, headers=right).status_code == 200
+        response = http.post("/v1/completions", json=completion(), headers=right)
         assert response.status_code == 200
 
 
@@ -332,10 +319,10 @@ def test_addresses_that_cannot_be_had_are_errors() -> None:
 
 
 def test_version_6_addresses() -> None:
-    with running_api(ApiConfig(host="::1")) as api:
-        assert api.url.startswith("http://[::1]:")
-        assert httpx2.get(f"{api.url}/health").status_code == 200
-        assert httpx2.get(f"{api.url}/v1/models").status_code == 200
+    with running_api(ApiConfig(host="::1")) as running:
+        assert running.url.startswith("http://[::1]:")
+        assert httpx2.get(f"{running.url}/health").status_code == 200
+        assert httpx2.get(f"{running.url}/v1/models").status_code == 200
 
 
 def test_the_end_lets_requests_go_on_for_a_while() -> None:
@@ -347,10 +334,10 @@ def test_the_end_lets_requests_go_on_for_a_while() -> None:
             httpx2.post(f"{url}/v1/completions", json=completion(max_tokens=20), timeout=60)
         )
 
-    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.02) as api:
-        thread = threading.Thread(target=ask, args=(api.url,))
+    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.02) as running:
+        thread = threading.Thread(target=ask, args=(running.url,))
         thread.start()
-        eventually(lambda: api.gateway.num_used_blocks > 0)
+        eventually(lambda: running.gateway.num_used_blocks > 0)
     thread.join(20)
     assert answers[0].json()["choices"][0]["text"] == expected_text("go", 1, 20)
 
@@ -363,16 +350,18 @@ def test_the_end_comes_in_time_and_says_so() -> None:
         body = completion(max_tokens=900, stream=stream)
         results[name] = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
 
-    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.05) as api:
+    with done_within(5), running_api(ApiConfig(limits=limits), step_seconds=0.05) as running:
         threads = [
-            threading.Thread(target=ask, args=(api.url, "whole", False)),
-            threading.Thread(target=ask, args=(api.url, "stream", True)),
+            threading.Thread(target=ask, args=(running.url, "whole", False)),
+            threading.Thread(target=ask, args=(running.url, "stream", True)),
         ]
         for thread in threads:
             thread.start()
-        eventually(lambda: len(api.gateway.live) == 2 and api.gateway.live[1].committed != [])
-        silent = socket.create_connection(("127.0.0.1", api.port))
-        half = socket.create_connection(("127.0.0.1", api.port))
+        eventually(
+            lambda: len(running.gateway.live) == 2 and running.gateway.live[1].committed != []
+        )
+        silent = socket.create_connection(("127.0.0.1", running.port))
+        half = socket.create_connection(("127.0.0.1", running.port))
         half.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
         )

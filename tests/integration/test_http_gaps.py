@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from support.http.api_server import RunningApi, running_api
+from support.http.api_server import RunningApi
 from support.http.toy_gateway import (
     CONTEXT_TOKENS,
     MODEL,
@@ -52,24 +52,12 @@ SERVED = ServedModel(
 )
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningApi]:
-    with running_api() as running:
-        yield running
-
-
 @pytest.fixture
 def gateway(running: RunningApi) -> Iterator[ToyGateway]:
     running.gateway.live.clear()
     running.gateway.served = SERVED
     yield running.gateway
     running.gateway.served = None
-
-
-@pytest.fixture
-def http(running: RunningApi) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=running.url, timeout=20) as client:
-        yield client
 
 
 def prompt_of(gateway: ToyGateway) -> bytes:

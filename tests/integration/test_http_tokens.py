@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
-from support.http.api_server import RunningApi, running_api
+from support.http.api_server import RunningApi
 from support.http.toy_gateway import CONTEXT_TOKENS, END_OF_TEXT, MODEL, VOCAB_SIZE, ToyGateway
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningApi]:
-    with running_api() as running:
-        yield running
-
-
-@pytest.fixture
-def http(running: RunningApi) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=running.url, timeout=20) as client:
-        yield client
 
 
 def post(http: httpx2.Client, path: str, **fields: Any) -> dict[str, Any]:

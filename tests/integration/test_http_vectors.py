@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
-from support.http.api_server import RunningApi, running_api
+from support.http.api_server import RunningApi
 from support.http.toy_gateway import (
     CONTEXT_TOKENS,
     MODEL,
@@ -68,24 +68,12 @@ RERANKER = served(
 )
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningApi]:
-    with running_api() as running:
-        yield running
-
-
 @pytest.fixture
 def gateway(running: RunningApi) -> Iterator[ToyGateway]:
     running.gateway.live.clear()
     yield running.gateway
     running.gateway.served = None
     running.gateway.failure_after = None
-
-
-@pytest.fixture(scope="module")
-def http(running: RunningApi) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=running.url, timeout=20) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from support.cluster.hosted_stages import (
     node,
     stage_specs,
 )
+from support.process_facts import has_ended
 from support.processes.waiting import until
 
 from potluck.cluster.wire.calls import ConnectStage, ReleaseStages, StageScope
@@ -42,13 +43,6 @@ def on_a_node(folder: Path, test: Test, seconds: float = 60.0) -> None:
             await test(ours)
 
     asyncio.run(run())
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # and was reaped
-        return True
 
 
 async def stats_of(ours: Node, number: int) -> dict[int, Stats]:

@@ -10,8 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from random_gguf import write_gguf
 from support.kernels.build import not_shown
 from support.models.large_models import make_large_model
 from support.processes.command import assert_refused, run_command
+from support.processes.confinement import control_group, inside
 from support.processes.environment import environment
 
 from potluck import Model
@@ -151,20 +150,6 @@ def test_weights_are_no_memory_of_the_process(cache: Path, large_model: Path) ->
         assert found["anonymous"] < found["mapped"] / 2
 
 
-@contextmanager
-def control_group(limit_bytes: int) -> Iterator[Path]:
-    group = Path("/sys/fs/cgroup/memory") / f"potluck-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        not_shown(f"no memory controller of control groups (v1) to use: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
-        yield group
-    finally:
-        group.rmdir()
-
-
 def kills(group: Path) -> int:
     lines = (group / "memory.oom_control").read_text().splitlines()
     return int(dict(line.split() for line in lines)["oom_kill"])
@@ -176,8 +161,9 @@ def test_a_model_larger_than_the_memory(cache: Path, large_model: Path) -> None:
     for path in cache.iterdir():
         path.unlink()
     limit = 180 * MIB
-    with control_group(limit) as group:
-        enter = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+    own = Path(f"/sys/fs/cgroup/memory/potluck-test-{os.getpid()}")
+    with control_group(own, {"memory.limit_in_bytes": str(limit)}) as group:
+        enter = inside(group)
         for _ in range(2):
             found = measured(large_model, *enter)
             assert found["tokens"] == expected["tokens"]

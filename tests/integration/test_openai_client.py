@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.http.api_server import RunningApi, running_api
+from support.http.api_server import RunningApi
 from support.http.toy_gateway import (
     CREATED,
     END_OF_TEXT,
@@ -25,12 +25,6 @@ from potluck.errors import EngineError
 from potluck.types.gateway import ModelState
 
 CHAT_PROMPT = "user:hello\nassistant:"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningApi]:
-    with running_api() as running:
-        yield running
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from support.models.recurrent_configs import (
     parallel_config,
 )
 from support.reference.engine import ReferenceEngine
+from support.scheduling.drafters import InstantSource, QuietDrafter
 from support.text.grammars import BYTES, TOKENS
 
 from potluck.engines.native.engine import NativeEngine
@@ -157,15 +158,12 @@ class Stages:
 
 
 @dataclass
-class KnownDrafter:
+class KnownDrafter(QuietDrafter):
     """Guesses ``text``, with errors."""
 
     text: Sequence[int]
     error: float
     draws: random.Random
-
-    def chances(self, tokens: Sequence[int], most: int) -> None:
-        """See ``Drafter``."""
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``; now and then it has no answer yet."""
@@ -178,23 +176,13 @@ class KnownDrafter:
             for guess in guesses[: self.draws.randint(0, k)]
         ]
 
-    def truncate(self, num_tokens: int) -> None:
-        """See ``Drafter``."""
-
-    def close(self) -> None:
-        """See ``Drafter``."""
-
 
 @dataclass
-class KnownDrafts:
+class KnownDrafts(InstantSource):
     """Drafters that know what their sequences are given without drafts."""
 
     texts: dict[SequenceRequest, list[int]]
     draws: random.Random
-
-    def seconds(self, k: int) -> float:
-        """See ``DraftSource``."""
-        return 0.0
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> KnownDrafter:
         """See ``DraftSource``."""

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import msgspec
 from simulation.history import VOCAB_SIZE, Answer, History, next_token
-from simulation.network import Process
 from simulation.stages import (
     NUM_LAYERS,
     STEP_SECONDS_PER_LAYER,
@@ -32,25 +31,20 @@ from simulation.stages import (
     epoch_of,
 )
 from simulation.weights import Disks, Hub, ToyFiles, ToyWeights
-from support.scheduling.drafters import CheckedDrafter
+from support.cluster.calls import a_record, changed
+from support.cluster.played_cluster import PlayedAgent
+from support.cluster.played_network import Process
+from support.scheduling.drafters import CheckedDrafter, InstantSource
 from support.scheduling.updates import tokens_of
 
 from potluck.catalog import ModelDescription
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.deployment_calls import DeploymentCalls
-from potluck.cluster.agent.leaving import Leaving
-from potluck.cluster.agent.records import CoordinatorViews
-from potluck.cluster.agent.relaying import Relaying
-from potluck.cluster.agent.sequence_calls import SequenceCalls
-from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.weights import ReadModel
-from potluck.cluster.background import Background
 from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
-from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
 from potluck.cluster.wire.worker_messages import Connect, Peer
 from potluck.engines.loading import StagePlan
@@ -68,11 +62,8 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import (
     DeploymentRecord,
     DeploymentState,
-    DeploymentStatus,
-    ModelFacts,
     ModelFingerprint,
 )
-from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.drafting import Drafter
 from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
@@ -132,23 +123,18 @@ def new_record(
     rebalance: Rebalance = Rebalance.NEVER,
     num_states: int = 0,
 ) -> DeploymentRecord:
-    """Of a deployment that is about to be made."""
-    return DeploymentRecord(
+    """Return the record of a deployment that is about to be made."""
+    return changed(
+        a_record(0, coordinator, state=DeploymentState.LOADING),
         deployment=DeploymentId(deployment),
-        epoch=Epoch(number=0, coordinator=coordinator),
-        revision=0,
         model_id=deployment,
-        created=0,
-        spec=DeploymentSpec(
-            model="toy", recovery_wait_seconds=recovery_wait_seconds, rebalance=rebalance
-        ),
-        facts=ModelFacts(num_layers=NUM_LAYERS),
-        status=DeploymentStatus(
-            state=DeploymentState.LOADING,
-            context_tokens=256,
-            cache_tokens=384,
-            num_states=num_states,
-        ),
+        model="toy",
+        recovery_wait_seconds=recovery_wait_seconds,
+        rebalance=rebalance,
+        num_layers=NUM_LAYERS,
+        context_tokens=256,
+        cache_tokens=384,
+        num_states=num_states,
     )
 
 
@@ -451,7 +437,7 @@ def _prediction(stages: list[tuple[ReportOfNode, int]]) -> Prediction:
     )
 
 
-class ToyDrafts:
+class ToyDrafts(InstantSource):
     """Drafters that know the toy model, and err more or less often by the seed of the request."""
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> Drafter:
@@ -461,10 +447,6 @@ class ToyDrafts:
         return CheckedDrafter(
             partial(next_token, seed), draws, error=draws.choice((0.0, 0.1, 0.3, 1.0))
         )
-
-    def seconds(self, k: int) -> float:
-        """Guessing takes no time."""
-        return 0.0
 
 
 class ToyDeployment(Deployment):
@@ -505,7 +487,13 @@ async def _read_nothing(
 class ToyCoordination(Coordination):
     """The coordination of production, of toy deployments."""
 
-    agent: Agent
+    def __init__(self, agent: Agent, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.agent = agent
+        cast(Any, self.planner).read = _read_nothing
+        records = cast(Any, self.records)
+        records.publish = partial(agent.publish, records.publish)
+        records.claimed = partial(agent.claimed, records.claimed)
 
     def _make(self, record: DeploymentRecord, read: ReadModel, profile: ModelProfile) -> Deployment:
         clock = self.agent.clock
@@ -537,13 +525,11 @@ class ToyCoordination(Coordination):
         return deployment
 
 
-class Agent:
+class Agent(PlayedAgent):
     """One process of one node, from its start to its end."""
 
     def __init__(self, process: Process, rules: Rules, *, capacity: int, seed: str) -> None:
-        self.process = process
         self.rules = rules
-        self.node_id = process.node_id
         self.switches = rules.switches
         self.history = rules.history
         self.clock = process.network.loop.time
@@ -554,7 +540,7 @@ class Agent:
         self._draws = random.Random(seed)
         files = None
         if rules.hub is not None:
-            files = ToyFiles(process, rules.disks.setdefault(self.node_id, set()), rules.hub)
+            files = ToyFiles(process, rules.disks.setdefault(process.node_id, set()), rules.hub)
         self.stages = StageHost(
             process,
             capacity,
@@ -563,38 +549,10 @@ class Agent:
             self.disturb,
             None if files is None else files.get,
         )
-        background = Background()
-        membership = cast(Membership, process)
-        self.coordination = ToyCoordination(
-            membership,
-            cast(Any, None),
-            cast(Any, self.stages),
-            cast(Any, None),
-            listen_host="",
-            step_seconds=0.0,
-            cost_of=cast(Any, None),
-            spawn=background.spawn,
-        )
-        self.coordination.agent = self
-        cast(Any, self.coordination.planner).read = _read_nothing
-        records = cast(Any, self.coordination.records)
-        records.publish = partial(self._publish, records.publish)
-        records.claimed = partial(self._claimed, records.claimed)
-        views = CoordinatorViews(membership)
-        takeovers = self._takeovers = Takeovers(
-            membership, self.coordination, views, spawn=background.spawn, clock=self.clock
-        )
-        self._relaying = Relaying(membership, self.coordination, views, clock=self.clock)
-        self._leaving = Leaving(
-            membership, self.coordination, takeovers, self._relaying, clock=self.clock
-        )
+        super().__init__(process, self.stages, partial(ToyCoordination, self))
         process.methods.register("toy.report", self._on_report)
-        DeploymentCalls(self.coordination, takeovers).register(process.methods)
-        SequenceCalls(membership, self.coordination).register(process.methods)
         process.methods.complete()
         process.take = self._take
-        process.on_join, process.on_leave = self._joined, self._left
-        process.network.loop.call_soon(process.run, lambda: background.spawn(takeovers.run()))
 
     def note(self, line: str) -> None:
         """Tell the history."""
@@ -614,13 +572,13 @@ class Agent:
 
     async def drain(self) -> None:
         """Let the others go on without this node; return when they do."""
-        await self._leaving.drain()
+        await self.leaving.drain()
 
     async def close(self) -> None:
         """End what is coordinated here, as an agent does that leaves."""
         await self.coordination.close()
 
-    def _publish(
+    def publish(
         self,
         publish: Callable[[DeploymentRecord, bool], None],
         record: DeploymentRecord,
@@ -630,18 +588,14 @@ class Agent:
         self.note(f"{record.epoch.number}.{record.revision} {status.state.value} {status.reason}")
         publish(record, is_progress)
 
-    def _claimed(self, claimed: Callable[[Claim], ClaimAnswer], claim: Claim) -> ClaimAnswer:
+    def claimed(self, claimed: Callable[[Claim], ClaimAnswer], claim: Claim) -> ClaimAnswer:
         """As ever, unless everything is agreed to."""
         return claimed(claim) if self.switches.has_quorum else ClaimAnswer(is_granted=True)
-
-    def _joined(self, node: NodeId) -> None:
-        self._takeovers.joined(node)
-        self.coordination.joined(node)
 
     def _left(self, node: NodeId) -> None:
         self.note(f"{node} left")
         self.stages.left(node)
-        self.coordination.left(node)
+        super()._left(node)
 
     async def _on_report(self, payload: bytes) -> bytes:
         return encode(
@@ -675,7 +629,7 @@ class Agent:
         while (record := self.coordination.records.get(deployment)) is None:
             await changes.wait()
         try:
-            stream = tokens_of(partial(self._relaying.start, record, answer.request))
+            stream = tokens_of(partial(self.relaying.start, record, answer.request))
             async with aclosing(stream):
                 async for token in stream:
                     given = (token.position, token.token, token.logprob)

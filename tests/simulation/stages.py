@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 from simulation.history import History, next_token, score
-from simulation.network import Network, Process
+from support.cluster.played_network import Network, Process
 from support.scheduling.stateful_pipeline import State, state_after
 
 from potluck.cluster.agent.deployment_calls import report_lost

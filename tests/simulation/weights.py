@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from simulation.network import Process
 from simulation.stages import NUM_LAYERS
+from support.cluster.played_network import Process
 
 from potluck.cluster.coordinator.weights import StageNeeds
 from potluck.cluster.wire.calls import AskHoldings, NodeHoldings, PrepareWeights, decode, encode

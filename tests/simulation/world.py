@@ -11,9 +11,9 @@ from typing import Any, Self, cast
 
 from simulation.agent import Agent, Rules, new_record
 from simulation.history import Answer, History
-from simulation.network import LEASE_SECONDS, Network
 from simulation.stages import Switches
 from simulation.weights import Hub
+from support.cluster.played_network import LEASE_SECONDS, Network
 from support.virtual_time.loop import VirtualLoop
 
 from potluck.placement.rebalancing import RebalancePolicy

@@ -6,13 +6,12 @@ import ctypes
 import gc
 import os
 import signal
-import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from support.cluster.members import Handlers, MemberProcess, make_config, node_id
+from support.cluster.members import Handlers, MemberProcess, make_config, node_id, own_threads
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.network.membership import (
@@ -360,11 +359,6 @@ def test_calls_that_are_over_hold_no_memory() -> None:
         assert (allocated_bytes() - before) / num_calls < 150  # 540 when Zenoh kept the queries
 
     with_pair(body)
-
-
-def own_threads() -> list[str]:
-    """Threads that Potluck has started; those of Zenoh itself have other names."""
-    return [each.name for each in threading.enumerate() if each.name.startswith("zenoh-")]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["reads", "does not read"])

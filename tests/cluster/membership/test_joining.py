@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.certificates import TestAuthority
-from support.cluster.members import Events, Handlers, make_config, node_id
+from support.cluster.members import Events, Handlers, make_config, node_id, own_threads
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.network.membership import Address, Membership, MembershipConfig, PemPaths
@@ -216,9 +216,6 @@ def test_a_join_that_is_cancelled_leaves_nothing() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await opening
 
-        def names() -> list[str]:
-            return [t.name for t in threading.enumerate() if t.name.startswith("zenoh-")]
-
-        await until(lambda: names() == [], within=3)
+        await until(lambda: own_threads() == [], within=3)
 
     asyncio.run(body())

@@ -3,12 +3,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.cluster.members import Events, Handlers, MemberProcess, make_config, node_id
+from support.cluster.members import (
+    Events,
+    Handlers,
+    MemberProcess,
+    make_config,
+    node_id,
+    own_threads,
+)
 from support.processes.waiting import done_within, eventually, until
 
 from potluck.cluster.network.membership import Membership, parse_address
@@ -124,9 +130,6 @@ def test_nothing_is_left_of_a_closed_membership() -> None:
     before = native_threads()
     for _ in range(5):
         asyncio.run(open_and_close())
-
-    def own_threads() -> list[str]:
-        return [t.name for t in threading.enumerate() if t.name.startswith("zenoh-")]
 
     eventually(lambda: own_threads() == [] and native_threads() <= before, within=3)
 

@@ -1,7 +1,7 @@
 """Real agents (``potluck up``) with state directories of their own, on loopback or on hosts.
 
 A :class:`Fleet` ends all that it started, whatever happens: agents by their process id, and the
-workers that they noted in their state directories.
+workers that they noted in their state directories. ``agents_here`` runs some in this process.
 """
 
 from __future__ import annotations
@@ -16,23 +16,29 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import openai
 import psutil
+import pytest
 from support.machines.icds import NO_ICDS
 from support.network.netns import Host
 from support.processes.command import run_command
 from support.processes.forked_commands import ForkedCommand, forking_server
-from support.processes.waiting import eventually
+from support.processes.waiting import eventually, until
 
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.cluster.agent.asking import ask
+from potluck.cluster.agent.config import AgentConfig
+from potluck.cluster.agent.service import Agent
+from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.network.acceptor.supervisor import ACCEPTOR_MODULE
-from potluck.cluster.network.trust.secret import generate_secret
+from potluck.cluster.network.membership import Address
+from potluck.cluster.network.trust.secret import generate_secret, parse_secret
 from potluck.cluster.transfer.supervisor import TRANSFER_MODULE
 from potluck.probe.cache import default_cache_path
 from potluck.types.choices import DEFAULT_DRAFT
@@ -438,3 +444,40 @@ def await_transfers(agent: AgentProcess, name: str, nodes: Set[str]) -> dict[str
 
     eventually(are_done, within=10, what=f"the transfers are done: {found}")
     return found
+
+
+@asynccontextmanager
+async def agents_here(
+    directory: Path, settings: Sequence[dict[str, Any]]
+) -> AsyncIterator[list[Agent]]:
+    """Run an agent with each of these settings, once all see each other and their units are tried.
+
+    Their workers can import the backends of tests.
+    """
+    secret = parse_secret(generate_secret())
+    running: list[Agent] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join((f"{_ROOT}/src", f"{_ROOT}/tests")))
+        async with AsyncExitStack() as opened:
+            for number, own in enumerate(settings):
+                state = StateDirectory(directory / str(number))
+                opened.enter_context(state.locked())
+                config = AgentConfig(
+                    secret=secret,
+                    listen=Address(host="127.0.0.1", port=0),
+                    connect=tuple(each.membership.address for each in running[:1]),
+                    num_threads=1,
+                    detectors=(),
+                    **own,
+                )
+                running.append(await opened.enter_async_context(Agent.open(config, state)))
+            await until(
+                lambda: all(
+                    each.hardware.report.is_complete
+                    and len(each.membership.nodes()) == len(running) - 1
+                    for each in running
+                ),
+                within=30,
+                what="all agents see each other, and their units are tried",
+            )
+            yield running

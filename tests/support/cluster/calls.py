@@ -1,12 +1,20 @@
-"""A membership that is played by the test, and a deployment's record."""
+"""Memberships that are played by the test, and a deployment's record.
+
+A ``PlayedMembership`` answers itself; in a ``MethodNetwork`` each node calls the others' methods.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
+from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.wire.calls import ClaimAnswer, StageEnds, Unreachable, encode
 from potluck.errors import NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -29,6 +37,8 @@ A, B, C = NodeId("a" * 16), NodeId("b" * 16), NodeId("c" * 16)
 class PlayedMembership:
     """Knows who is there, and notes what is asked of them; everything is answered with nothing,
     but for ``crashes`` of stages that are stopped, and for whom nodes find ``unreachable``.
+
+    ``answers`` has what nodes answer to other methods, by the node and the payload.
     """
 
     node_id: NodeId = A
@@ -36,6 +46,9 @@ class PlayedMembership:
     calls: list[tuple[NodeId, str, bytes]] = field(default_factory=list)
     crashes: tuple[str, ...] = ()
     unreachable: dict[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
+    answers: Mapping[str, Callable[[NodeId, bytes], bytes | Awaitable[bytes]]] = field(
+        default_factory=dict
+    )
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.others)
@@ -46,6 +59,9 @@ class PlayedMembership:
         if node_id not in self.others | {self.node_id}:
             raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
         self.calls.append((node_id, method, payload))
+        if method in self.answers:
+            answer = self.answers[method](node_id, payload)
+            return answer if isinstance(answer, bytes) else await answer
         if method == "deployment.claim":
             return encode(ClaimAnswer(is_granted=True))
         if method == "stage.end":
@@ -125,3 +141,58 @@ def changed(record: DeploymentRecord, **changes: object) -> DeploymentRecord:
         "status": replace(status, **parts.get("status", {})),
     }
     return replace(record, **whole, **parts.get("record", {}))
+
+
+class MethodCall(NamedTuple):
+    caller: NodeId
+    node_id: NodeId
+    method: str
+    payload: bytes
+    limit_seconds: float | None
+
+
+@dataclass
+class MethodNetwork:
+    """Every node that has a table is in the cluster. ``calls`` are all that were made."""
+
+    tables: dict[NodeId, MethodTable] = field(default_factory=dict)
+    calls: list[MethodCall] = field(default_factory=list)
+
+    def member(self, node_id: NodeId) -> Membership:
+        """Return the network as a node sees it."""
+        return cast(Membership, _Member(self, node_id))
+
+
+@dataclass
+class _Member:
+    network: MethodNetwork
+    node_id: NodeId
+
+    def nodes(self) -> frozenset[NodeId]:
+        return frozenset(self.network.tables) - {self.node_id}
+
+    async def call(
+        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float
+    ) -> bytes:
+        async with (
+            asyncio.timeout(timeout_seconds),
+            aclosing(self._parts(node_id, method, payload, timeout_seconds)) as parts,
+        ):
+            return await anext(parts)
+
+    def call_stream(
+        self, node_id: NodeId, method: str, payload: bytes, *, silence_seconds: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        return self._parts(node_id, method, payload, silence_seconds)
+
+    async def _parts(
+        self, node_id: NodeId, method: str, payload: bytes, limit_seconds: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        call = MethodCall(self.node_id, node_id, method, payload, limit_seconds)
+        self.network.calls.append(call)
+        if node_id not in self.network.tables:
+            raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
+        handler = await self.network.tables[node_id].find(method)
+        async with aclosing(handler(self.node_id, payload)) as parts:
+            async for part in parts:
+                yield part

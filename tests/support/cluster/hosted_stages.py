@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.cluster.edges import credentials
 from support.machines import hardware
@@ -233,6 +234,25 @@ class Pipeline:
         return tokens[len(prompt) :]
 
 
+def stage_host(folder: Path, units: NodeUnits, **changes: Any) -> StageHost:
+    """Return the host of ``NODE``, with other settings where ``changes`` has them."""
+
+    async def nobody_asks(_: StageLost) -> None:
+        return
+
+    settings: dict[str, Any] = {
+        "listen_host": "127.0.0.1",
+        "num_threads": 1,
+        "packed_cache_bytes": None,
+        "unit_step_seconds": 30.0,
+        "stall_seconds": 60.0,
+        "unit_failed": lambda *_: None,
+        "report_lost": nobody_asks,
+        **changes,
+    }
+    return StageHost(credentials(NODE), WorkerNotes(folder), units, **settings)
+
+
 @asynccontextmanager
 async def node(
     folder: Path,
@@ -255,13 +275,9 @@ async def node(
     folder.mkdir(exist_ok=True)
     units = NodeUnits(lambda: probed, UnitChoice(backends=(*BACKENDS, *backends)))
     speeds = MeasuredSpeeds(folder / "step-times.json", units, NodeThreads(1))
-    host = StageHost(
-        credentials(NODE),
-        WorkerNotes(folder),
+    host = stage_host(
+        folder,
         units,
-        listen_host="127.0.0.1",
-        num_threads=1,
-        packed_cache_bytes=None,
         unit_step_seconds=step_seconds,
         stall_seconds=stall_seconds,
         unit_failed=lambda unit_id, failure: failed.append((unit_id, failure)),

@@ -1,4 +1,4 @@
-"""A member that measures its links, in a process of its own (see ``support.cluster.link_members``).
+"""A member that measures its links, in a process of its own (see ``support.cluster.members``).
 
 Prints ``open ADDRESS``, and answers each line of stdin with one line of JSON: its links' speeds for
 ``speeds``, how many threads and descriptors it has, and the CPU time that it used, for ``costs``.

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from support.cluster.edges import SECRET
+from support.processes.waiting import eventually
 
 from potluck.cluster.network.membership import (
     Address,
@@ -22,13 +25,20 @@ from potluck.cluster.network.membership import (
     PemPaths,
 )
 from potluck.errors import PotluckError
+from potluck.host.child_environment import child_environment
 from potluck.types.cluster import NodeId
+from potluck.types.speed import LinkSpeed
 
 _ROOT = Path(__file__).resolve().parents[3]
 
 
 def node_id(number: int) -> NodeId:
     return NodeId(f"{number:016x}")
+
+
+def own_threads() -> list[str]:
+    """Threads that Potluck has started; those of Zenoh itself have other names."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("zenoh-")]
 
 
 def make_config(
@@ -134,8 +144,58 @@ class Events:
         )
 
 
-class MemberProcess:
-    """A member in a process of its own (``support.cluster.member_process``); killed at the end."""
+class ChildMember:
+    """A member in a process of its own, which is told things on its stdin; killed at the end."""
+
+    leave_seconds = 10.0
+
+    def __init__(self, module: str, settings: object, prefix: Sequence[str]) -> None:
+        paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", module, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=child_environment({**os.environ, "PYTHONPATH": paths}),
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    def say(self, command: str) -> None:
+        self.stdin.write(command + "\n")
+        self.stdin.flush()
+
+    def leave(self) -> int:
+        """Let the member close and its process end; the exit status."""
+        self.stdin.close()
+        return self.process.wait(self.leave_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stdin.close()
+        self.stdout.close()
+
+
+class MemberProcess(ChildMember):
+    """``support.cluster.member_process``.
+
+    ``say`` has it take a stream, or call a node again and again: ``METHOD NODE REQUEST`` takes that
+    stream; ``stream NODE METHOD REQUEST`` says, too, how it ended: ``complete``, or ``cut ERROR
+    MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so long, and then says ``watched NODE
+    NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
+    """
+
+    leave_seconds = 5.0
 
     def __init__(self, config: MembershipConfig, *, prefix: Sequence[str] = ()) -> None:
         settings = {
@@ -146,21 +206,7 @@ class MemberProcess:
             "wire_version": config.wire_version,
             "pem": None if config.pem is None else _pem_texts(config.pem),
         }
-        command = [
-            *prefix,
-            sys.executable,
-            "-m",
-            "support.cluster.member_process",
-            json.dumps(settings),
-        ]
-        paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
+        super().__init__("support.cluster.member_process", settings, prefix)
         self._lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -185,26 +231,6 @@ class MemberProcess:
                 raise AssertionError(f"no {start!r} within {within} s, only {self._lines}")
         return found[0].removeprefix(start).strip()
 
-    def say(self, command: str) -> None:
-        """Have it take a stream, or call a node again and again.
-
-        ``METHOD NODE REQUEST`` takes that stream; ``stream NODE METHOD REQUEST`` says, too, how it
-        ended: ``complete``, or ``cut ERROR MESSAGE``. ``watch NODE SECONDS`` calls ``echo`` for so
-        long, and then says ``watched NODE NUM_ANSWERED NUM_FAILED SLOWEST_SECONDS``.
-        """
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def leave(self) -> int:
-        """Let the member close and its process end; the exit status."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(5)
-
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -212,16 +238,11 @@ class MemberProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.process.kill()
-        self.process.wait()
         self._reader.join()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
+        super().__exit__(kind, error, traceback)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.stdout:
             with self._news:
                 self._lines.append(line.strip())
                 self._news.notify_all()
@@ -229,3 +250,49 @@ class MemberProcess:
 
 def _pem_texts(pem: PemPaths) -> list[str]:
     return [str(pem.authority), str(pem.certificate), str(pem.key)]
+
+
+class LinkMember(ChildMember):
+    """``support.cluster.link_process``."""
+
+    def __init__(
+        self, number: int, *connect: str, host: str = "127.0.0.1", prefix: Sequence[str] = ()
+    ) -> None:
+        self.node_id = NodeId(f"{number:016x}")
+        settings = {"number": number, "connect": connect, "host": host, "secret": SECRET}
+        super().__init__("support.cluster.link_process", settings, prefix)
+        first = self.stdout.readline()
+        if not first.startswith("open "):
+            self.__exit__(None, None, None)
+            raise AssertionError(f"member {number} said {first!r}")
+        self.address = first.removeprefix("open ").strip()
+
+    def speeds(self) -> dict[NodeId, LinkSpeed]:
+        """Its links, by the node they lead to."""
+        return {each["node_id"]: LinkSpeed(**each) for each in self._ask("speeds")}
+
+    def costs(self) -> dict[str, Any]:
+        """Its threads, how many descriptors it has, and the CPU time it has used."""
+        found: dict[str, Any] = self._ask("costs")
+        return found
+
+    def speed_to(
+        self,
+        other: LinkMember,
+        *,
+        within: float = 10,
+        such: Callable[[LinkSpeed], bool] = lambda _: True,
+    ) -> LinkSpeed:
+        """The link to another member, once it was measured, and is ``such``."""
+        found: list[LinkSpeed] = []
+
+        def is_measured() -> bool:
+            found[:] = [each for node, each in self.speeds().items() if node == other.node_id]
+            return bool(found) and such(found[0])
+
+        eventually(is_measured, within=within, what=f"the link to node {other.node_id} is measured")
+        return found[0]
+
+    def _ask(self, command: str) -> Any:
+        self.say(command)
+        return json.loads(self.stdout.readline())

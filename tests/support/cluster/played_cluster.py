@@ -1,13 +1,15 @@
-"""Agents' coordination in one process: real decisions, over links and deployments that are played.
+"""Agents' coordination in one process: real decisions, on a played network, of played deployments.
 
-Links between any two nodes can be cut and healed. A ``PlayedDeployment`` claims its epochs as a
-coordinator does, has no stages, and computes a token from its position.
+Links between any two nodes can be cut and healed, which all notice at once. A ``PlayedDeployment``
+claims its epochs as a coordinator does, has no stages, and computes a token from its position.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import itertools
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 from support.cluster.calls import changed
+from support.cluster.played_network import Network, Process
 from support.scheduling.updates import start_of, tokens_of
+from support.virtual_time.loop import VirtualLoop
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.cluster.agent import takeover
 from potluck.cluster.agent.coordination import Coordination
@@ -28,10 +33,10 @@ from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.background import Background
-from potluck.cluster.network.membership import MethodTable
-from potluck.cluster.wire.calls import Claim, ClaimAnswer, decode, encode
+from potluck.cluster.coordinator.claiming import Grant, claim
+from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.methods import TAKE_OVER
-from potluck.errors import CallError, EngineError, MovedError, NodeLostError, PotluckError
+from potluck.errors import EngineError, MovedError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint
 from potluck.types.sequence import (
@@ -62,62 +67,6 @@ def undisturbed(request: SequenceRequest) -> list[int]:
     scores = list(request.prompt_tokens[1:]) if request.score_prompt else []
     new = [token_at(request, start + index) for index in range(request.max_new_tokens or 0)]
     return scores + new
-
-
-class PlayedLinks:
-    """A node's membership: sees and calls those that a link leads to."""
-
-    def __init__(self, cluster: PlayedCluster, node_id: NodeId) -> None:
-        self.node_id = node_id
-        self._cluster = cluster
-
-    def nodes(self) -> frozenset[NodeId]:
-        return self._cluster.seen_by(self.node_id)
-
-    async def call(
-        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
-    ) -> bytes:
-        try:
-            async with (
-                asyncio.timeout(timeout_seconds),
-                aclosing(self.call_stream(node_id, method, payload)) as parts,
-            ):
-                return await anext(parts)
-        except TimeoutError as error:
-            raise CallError(f"node {node_id} did not answer {method!r}") from error
-
-    async def call_stream(
-        self, node_id: NodeId, method: str, payload: bytes, *, silence_seconds: float | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        cluster, own = self._cluster, self.node_id
-        lost = NodeLostError(node_id, f"node {node_id} was lost")
-        if not cluster.reaches(own, node_id):
-            raise lost
-        self._cluster.calls.append((own, node_id, method))
-        handler = await cluster.nodes[node_id].methods.find(method)
-        async with aclosing(handler(own, payload)) as parts:
-            while True:
-                next_part = asyncio.ensure_future(anext(parts, None))
-                is_cut = asyncio.ensure_future(cluster.is_cut(own, node_id))
-                both: set[asyncio.Future[Any]] = {next_part, is_cut}
-                try:
-                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                    if is_cut.done():
-                        raise lost
-                    part = next_part.result()
-                except PotluckError as error:
-                    if isinstance(error, CallError):
-                        raise
-                    raise CallError(error.message, hint=error.hint) from error
-                except KeyError as error:  # a defect, of which the caller hears no details
-                    raise CallError(f"{method!r} failed on the node called") from error
-                finally:
-                    for task in both:
-                        task.cancel()
-                    await asyncio.gather(*both, return_exceptions=True)
-                if part is None:
-                    return
-                yield part
 
 
 class PlayedDeployment:
@@ -227,42 +176,31 @@ class PlayedDeployment:
         self._publish(self.record)
 
     async def _claim(self) -> None:
-        """As ``coordinator.claiming`` and ``coordinator.machine`` do it, in short."""
-        loop = asyncio.get_running_loop()
-        links, above = self._node.links, self.record.epoch
-        alone_since: float | None = None
+        """As ``coordinator.machine`` does it, in short."""
+        now = asyncio.get_running_loop().time
+        above, alone_since = self.record.epoch, math.inf
         while True:
-            epoch = Epoch(number=above.number + 1, coordinator=links.node_id)
-            claim = Claim(deployment=self.record.deployment, epoch=epoch, known=self.record.epoch)
-            answers = await asyncio.gather(
-                *(self._ask(each, claim) for each in links.nodes() | {links.node_id})
+            result = await claim(
+                cast(Membership, self._node.process),
+                self.record,
+                above=above,
+                required=(),
+                may_be_alone=now() - alone_since > MINORITY_SECONDS,
             )
-            granted = {node for node, answer in answers if answer and answer.is_granted}
-            refusals = [answer for _, answer in answers if answer and not answer.is_granted]
-            above = max([above, *(each.highest for each in refusals if each.highest)])
-            holders = set(self.record.holders)
-            has_quorum = 2 * len(holders & granted) >= len(holders)
-            now = loop.time()
-            alone_since = None if has_quorum or refusals else alone_since or now
-            is_given_up = alone_since is not None and now - alone_since > MINORITY_SECONDS
-            if links.node_id in granted and (has_quorum or is_given_up):
-                self.record = msgspec.structs.replace(
-                    self.record, epoch=epoch, revision=0, has_quorum=has_quorum,
-                    holders=tuple(sorted(granted)) if has_quorum else self.record.holders,
-                )  # fmt: skip
-                self._say(state=DeploymentState.READY, successor=None)
-                self._ready.set()
-                return
+            if isinstance(result, Grant):
+                break
+            above = max(above, result.highest or above)
+            alone_since = min(alone_since, now()) if result.is_alone else math.inf
             await asyncio.sleep(0.05)
-
-    async def _ask(self, node: NodeId, claim: Claim) -> tuple[NodeId, ClaimAnswer | None]:
-        try:
-            answer = await self._node.links.call(
-                node, "deployment.claim", encode(claim), timeout_seconds=1
-            )
-            return node, decode(answer, ClaimAnswer)
-        except CallError:
-            return node, None
+        self.record = msgspec.structs.replace(
+            self.record,
+            epoch=result.epoch,
+            revision=0,
+            has_quorum=result.has_quorum,
+            holders=result.holders,
+        )
+        self._say(state=DeploymentState.READY, successor=None)
+        self._ready.set()
 
 
 class _NoStages:
@@ -276,42 +214,60 @@ class _NoStages:
         return
 
 
-class PlayedNode:
-    """One agent's coordination. ``is_readable``: it has the models' files."""
+class PlayedAgent:
+    """One agent's coordination, with what takes deployments over and relays to them."""
 
-    def __init__(self, cluster: PlayedCluster, node_id: NodeId) -> None:
-        self.node_id = node_id
-        self.links = PlayedLinks(cluster, node_id)
+    def __init__(
+        self,
+        process: Process,
+        stages: object,
+        make_coordination: Callable[..., Coordination] = Coordination,
+    ) -> None:
+        self.process = process
+        self.node_id = process.node_id
         self.background = Background()
-        self.methods = MethodTable()
-        self.is_readable = True
-        self.continuations: list[Continuation] = []
-        self.num_received = 0
-        membership = cast(Any, self.links)
-        self.coordination = Coordination(
+        membership, spawn = cast(Membership, process), self.background.spawn
+        clock = process.network.loop.time
+        self.coordination = make_coordination(
             membership,
-            cast(Any, None),
-            cast(Any, _NoStages()),
-            cast(Any, None),
-            listen_host="127.0.0.1",
+            None,
+            stages,
+            None,
+            listen_host="",
             step_seconds=1.0,
-            cost_of=cast(Any, None),
-            spawn=self.background.spawn,
+            cost_of=None,
+            spawn=spawn,
         )
-        cluster.monkeypatch.setattr(self.coordination.planner, "read", self._read)
-        cluster.monkeypatch.setattr(self.coordination, "_make", self._make)
         views = CoordinatorViews(membership)
-        clock = asyncio.get_running_loop().time
         self.relaying = Relaying(membership, self.coordination, views, clock=clock)
-        self.takeovers = Takeovers(
-            membership, self.coordination, views, spawn=self.background.spawn, clock=clock
-        )
+        self.takeovers = Takeovers(membership, self.coordination, views, spawn=spawn, clock=clock)
         self.leaving = Leaving(
             membership, self.coordination, self.takeovers, self.relaying, clock=clock
         )
-        DeploymentCalls(self.coordination, self.takeovers).register(self.methods)
-        SequenceCalls(membership, self.coordination).register(self.methods)
-        self.background.spawn(self.takeovers.run())
+        DeploymentCalls(self.coordination, self.takeovers).register(process.methods)
+        SequenceCalls(membership, self.coordination).register(process.methods)
+        process.on_join, process.on_leave = self._joined, self._left
+        process.network.loop.call_soon(process.run, lambda: spawn(self.takeovers.run()))
+
+    def _joined(self, node: NodeId) -> None:
+        self.takeovers.joined(node)
+        self.coordination.joined(node)
+
+    def _left(self, node: NodeId) -> None:
+        self.coordination.left(node)
+
+
+class PlayedNode(PlayedAgent):
+    """An agent of played deployments. ``is_readable``: it has the models' files."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process, _NoStages())
+        self.is_readable = True
+        self.continuations: list[Continuation] = []
+        self.num_received = 0
+        cast(Any, self.coordination.planner).read = self._read
+        cast(Any, self.coordination)._make = self._make
+        process.methods.complete()
 
     def record(self, deployment: str = "d") -> DeploymentRecord:
         return self.coordination.records.registry.records[DeploymentId(deployment)]
@@ -335,8 +291,7 @@ class PlayedNode:
 
     async def receive(self, num_tokens: int) -> None:
         """Wait until clients of this node have that many tokens."""
-        while self.num_received < num_tokens:
-            await asyncio.sleep(0.002)
+        await reach(lambda: self.num_received >= num_tokens, what=f"{num_tokens} tokens are there")
 
     async def _read(self, _: str, record: object = None) -> tuple[object, object]:
         if not self.is_readable:
@@ -349,57 +304,46 @@ class PlayedNode:
 
 
 class PlayedCluster:
-    """Nodes ``a``, ``b``, … that all see each other; ``link`` changes that."""
+    """Nodes ``a``, ``b``, … that all see each other until links are ``cut``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
         self.monkeypatch = monkeypatch
-        self.calls: list[tuple[NodeId, NodeId, str]] = []
-        self._cut: set[frozenset[NodeId]] = set()
-        self._dead: set[NodeId] = set()
-        self._changed = asyncio.Event()
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.01)
         monkeypatch.setattr(takeover, "_POLL_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "_REST_SECONDS", 0.05)
         monkeypatch.setattr(takeover, "TURN_SECONDS", TURN_SECONDS)
         hasty = replace(TAKE_OVER, timeout_seconds=2.0)
         monkeypatch.setattr(takeover, "TAKE_OVER", hasty)
+        self.network = Network(cast(VirtualLoop, asyncio.get_running_loop()), 0, pace=0.0)
         self.nodes: dict[NodeId, PlayedNode] = {}
-        for name in names:
-            self.nodes[NodeId(name * 16)] = PlayedNode(self, NodeId(name * 16))
+        for node_id in map(_id, names):
+            self.nodes[node_id] = PlayedNode(self.network.start(node_id))
 
     def __getitem__(self, name: str) -> PlayedNode:
-        return self.nodes[NodeId(name * 16)]
+        return self.nodes[_id(name)]
 
-    def reaches(self, one: NodeId, other: NodeId) -> bool:
-        if one in self._dead or other in self._dead:
-            return False
-        return one == other or frozenset({one, other}) not in self._cut
-
-    def seen_by(self, node: NodeId) -> frozenset[NodeId]:
-        return frozenset(each for each in self.nodes if each != node and self.reaches(node, each))
-
-    async def is_cut(self, one: NodeId, other: NodeId) -> None:
-        """Return when one does not reach the other."""
-        while self.reaches(one, other):
-            await self._changed.wait()
+    @property
+    def live(self) -> list[PlayedNode]:
+        return [node for node in self.nodes.values() if node.process.is_alive]
 
     def cut(self, *pairs: str) -> None:
         """Cut links, each named by its two ends."""
-        self._change(lambda: self._cut.update(map(_pair, pairs)))
+        for one, other in _directions(pairs):
+            self.network.cut(one, other)
 
     def heal(self, *pairs: str) -> None:
-        """Mend those links, or all of them."""
-        healed = set(map(_pair, pairs)) or set(self._cut)
-        self._change(lambda: self._cut.difference_update(healed))
+        """Heal those links, or all of them."""
+        for one, other in _directions(pairs) or itertools.permutations(self.nodes, 2):
+            self.network.heal(one, other)
 
     async def kill(self, name: str) -> None:
         """End an agent."""
-        node = self[name]
-        self._change(lambda: self._dead.add(node.node_id))
-        await self._end(node)
+        self.network.crash(self[name].process, is_silent=False)
+        await self._end(self[name])
 
     async def deploy(self, coordinator: str, record: DeploymentRecord) -> None:
         """Have everybody know of a deployment that ``coordinator`` serves."""
+        await asyncio.sleep(0.001)  # until all see each other
         node = self[coordinator]
         holders = tuple(sorted(self.nodes))
         first = changed(
@@ -415,24 +359,23 @@ class PlayedCluster:
 
     async def settle(self, coordinator: str, *, deployment: str = "d", within: float = 3.0) -> None:
         """Wait until every node that lives agrees that this one coordinates, and serves."""
-        wanted = NodeId(coordinator * 16)
-        async with asyncio.timeout(within):
-            while not all(
+        await reach(
+            lambda: all(
                 (record := node.coordination.records.registry.find(deployment)) is not None
-                and record.epoch.coordinator == wanted
+                and record.epoch.coordinator == _id(coordinator)
                 and record.is_ready
-                for node in self.nodes.values()
-                if node.node_id not in self._dead
-            ):
-                await asyncio.sleep(0.005)
+                for node in self.live
+            ),
+            within=within,
+            what=f"all agree that node {coordinator} serves",
+        )
 
     def coordinators(self) -> list[str]:
         """Those that run a deployment whose epoch they have taken."""
         return [
             node.node_id[0]
-            for node in self.nodes.values()
-            if node.node_id not in self._dead
-            and (deployment := node.deployment()) is not None
+            for node in self.live
+            if (deployment := node.deployment()) is not None
             and deployment.record.epoch.coordinator == node.node_id
         ]
 
@@ -445,21 +388,25 @@ class PlayedCluster:
             await deployment.close()
         await node.background.close()
 
-    def _change(self, change: Callable[[], object]) -> None:
-        before = {node: self.seen_by(node) for node in self.nodes}
-        change()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        for node_id, node in self.nodes.items():
-            if node_id in self._dead:
-                continue
-            after = self.seen_by(node_id)
-            for gone in sorted(before[node_id] - after):
-                node.coordination.left(gone)
-            for new in sorted(after - before[node_id]):
-                node.takeovers.joined(new)
-                node.coordination.joined(new)
+
+def run_played(names: str, body: Callable[[PlayedCluster], Awaitable[None]]) -> None:
+    """Run ``body`` with a cluster of these nodes, in virtual time."""
+
+    async def with_cluster() -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            cluster = PlayedCluster(monkeypatch, names)
+            try:
+                async with asyncio.timeout(20):
+                    await body(cluster)
+            finally:
+                await cluster.end()
+
+    run_in_virtual_time(with_cluster())
 
 
-def _pair(names: str) -> frozenset[NodeId]:
-    return frozenset(NodeId(name * 16) for name in names)
+def _directions(pairs: Iterable[str]) -> list[tuple[NodeId, NodeId]]:
+    return [(_id(each[0]), _id(each[1])) for pair in pairs for each in (pair, pair[::-1])]
+
+
+def _id(name: str) -> NodeId:
+    return NodeId(name * 16)

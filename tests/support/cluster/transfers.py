@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from support.cluster.edges import credentials
+from support.cluster.store_files import content_of
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer.client import TransferClient
@@ -26,7 +26,6 @@ from potluck.cluster.transfer.process import TransferService, start_thread
 from potluck.cluster.transfer.shared_file import Routes
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
-    CHUNK_BYTES,
     ChunkSource,
     FileContent,
     HubOrigin,
@@ -42,17 +41,6 @@ JOB = "demo"
 
 def file_bytes(num_bytes: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(num_bytes)
-
-
-def content_of(data: bytes) -> FileContent:
-    return FileContent(hashlib.sha256(data).hexdigest(), len(data))
-
-
-def digests_of(data: bytes) -> bytes:
-    return b"".join(
-        hashlib.sha256(data[at : at + CHUNK_BYTES]).digest()
-        for at in range(0, len(data), CHUNK_BYTES)
-    )
 
 
 def manifest_of(files: Mapping[str, bytes], *, hub: HubOrigin | None = None) -> Manifest:

@@ -1,13 +1,15 @@
-"""The HTTP address over a toy gateway, served on a thread of its own."""
+"""The HTTP API over a toy gateway, served on a thread of its own, or asked without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import httpx2
 from support.http.toy_gateway import ToyGateway
 
 from potluck.api import ApiConfig, serve
@@ -71,3 +73,22 @@ def running_api(
         gateway.dispatcher.close()
     assert not thread.is_alive()
     assert gateway.num_used_blocks == 0
+
+
+def ask_app(
+    app: Any,
+    method: str,
+    path: str,
+    *,
+    url: str = "http://localhost",
+    headers: Mapping[str, str] | None = None,
+    content: bytes | None = None,
+) -> httpx2.Response:
+    """Return what the application answers."""
+
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url=url) as client:
+            return await client.request(method, path, headers=headers, content=content)
+
+    return asyncio.run(ask())

@@ -20,11 +20,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from support.network.netns import Host, set_up, unwired_hosts
+from support.network.relay_process import FrameCounts
+from support.network.relay_process import Link as Link
 
 from potluck.host.child_environment import child_environment
 
@@ -41,45 +43,8 @@ _IFREQ = "16sH22x"
 _END_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What becomes of frames on their way from one host to another.
-
-    ``loss``, ``duplication`` and ``reordering`` are probabilities for each frame. A frame that is
-    reordered arrives ``reordering_seconds`` later than it would, so that others overtake it.
-    ``bytes_per_second`` is what the link carries of Ethernet frames, one after another; 0 stands
-    for as much as the relay can. TCP connections can be opened to ``open_port`` alone, to none if
-    that is 0, as behind a firewall or address translation; those that are open work both ways.
-    """
-
-    delay_seconds: float = 0.0
-    bytes_per_second: float = 0.0
-    loss: float = 0.0
-    duplication: float = 0.0
-    reordering: float = 0.0
-    reordering_seconds: float = 0.01
-    is_cut: bool = False
-    open_port: int | None = None
-
-
 PERFECT = Link()
 CUT = Link(is_cut=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Frames from one host to another since the relay began.
-
-    ``forwarded`` counts both copies of a duplicated frame; ``lost`` are those that were drawn,
-    ``cut`` those sent while the link was cut, ``overflowed`` those beyond what the relay holds.
-    """
-
-    forwarded: int = 0
-    lost: int = 0
-    duplicated: int = 0
-    reordered: int = 0
-    cut: int = 0
-    overflowed: int = 0
 
 
 class Relay:
@@ -110,10 +75,10 @@ class Relay:
         if not receives:
             self._set([(other, host) for other in others], CUT)
 
-    def counts(self, source: Host, target: Host) -> Counts:
+    def counts(self, source: Host, target: Host) -> FrameCounts:
         """Return what became of the frames from ``source`` to ``target`` so far."""
         pair = [self.hosts.index(source), self.hosts.index(target)]
-        return Counts(**self._ask({"counts": pair}))
+        return FrameCounts(**self._ask({"counts": pair}))
 
     def _set(self, pairs: Iterable[tuple[Host, Host]], link: Link) -> None:
         numbers = [(self.hosts.index(one), self.hosts.index(other)) for one, other in pairs]

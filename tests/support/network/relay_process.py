@@ -29,20 +29,35 @@ _MOST_READ_AT_ONCE = 64
 """Frames of one host, before the others' and those that are due."""
 
 
-@dataclass(slots=True)
-class LinkRules:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What becomes of frames on their way from one host to another.
+
+    ``loss``, ``duplication`` and ``reordering`` are probabilities for each frame. A frame that is
+    reordered arrives ``reordering_seconds`` later than it would, so that others overtake it.
+    ``bytes_per_second`` is what the link carries of Ethernet frames, one after another; 0 stands
+    for as much as the relay can. TCP connections can be opened to ``open_port`` alone, to none if
+    that is 0, as behind a firewall or address translation; those that are open work both ways.
+    """
+
     delay_seconds: float = 0.0
     bytes_per_second: float = 0.0
     loss: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
-    reordering_seconds: float = 0.0
+    reordering_seconds: float = 0.01
     is_cut: bool = False
     open_port: int | None = None
 
 
 @dataclass(slots=True)
 class FrameCounts:
+    """Frames from one host to another since the relay began.
+
+    ``forwarded`` counts both copies of a duplicated frame; ``lost`` are those that were drawn,
+    ``cut`` those sent while the link was cut, ``overflowed`` those beyond what the relay holds.
+    """
+
     forwarded: int = 0
     lost: int = 0
     duplicated: int = 0
@@ -56,7 +71,7 @@ class FramePath:
 
     def __init__(self, tap: int, draws: random.Random) -> None:
         self.tap = tap
-        self.link = LinkRules()
+        self.link = Link()
         self.counts = FrameCounts()
         self._draws = draws
         self._free_at = 0.0
@@ -167,7 +182,7 @@ class _Switch:
             source, target = command["counts"]
             return asdict(self._paths[source, target].counts)
         for source, target in command["set"]:
-            self._paths[source, target].link = LinkRules(**command["link"])
+            self._paths[source, target].link = Link(**command["link"])
         return None
 
 

@@ -13,8 +13,33 @@ Follow = Callable[[Sequence[int]], int]
 """Returns the token that the model gives after a history."""
 
 
+class InstantSource:
+    """The part of a ``DraftSource`` whose drafters take no time."""
+
+    def seconds(self, k: int) -> float:
+        """See ``DraftSource``."""
+        return 0.0
+
+
+class QuietDrafter:
+    """The part of a ``Drafter`` that guesses nothing, and only knows whether it is closed."""
+
+    is_closed = False
+
+    def chances(self, tokens: Sequence[int], most: int) -> Sequence[float] | None:
+        """See ``Drafter``."""
+        return None
+
+    def truncate(self, num_tokens: int) -> None:
+        """See ``Drafter``."""
+
+    def close(self) -> None:
+        """See ``Drafter``."""
+        self.is_closed = True
+
+
 @dataclass
-class CheckedDrafter:
+class CheckedDrafter(QuietDrafter):
     """Guesses with ``follow``; each guess is wrong with the probability ``error``.
 
     With ``delay`` it has no answer that often. It checks that what it is shown only grows, but for
@@ -27,10 +52,6 @@ class CheckedDrafter:
     delay: float = 0.0
     vocab_size: int = 1000
     shown: list[int] = field(default_factory=list)
-    is_closed: bool = False
-
-    def chances(self, tokens: Sequence[int], most: int) -> None:
-        """See ``Drafter``."""
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``."""
@@ -54,13 +75,9 @@ class CheckedDrafter:
         assert num_tokens < len(self.shown), "there is nothing to take back"
         del self.shown[num_tokens:]
 
-    def close(self) -> None:
-        """See ``Drafter``."""
-        self.is_closed = True
-
 
 @dataclass
-class CheckedDrafts:
+class CheckedDrafts(InstantSource):
     """A source of such drafters."""
 
     follow: Follow
@@ -69,10 +86,6 @@ class CheckedDrafts:
     delay: float = 0.0
     vocab_size: int = 1000
     opened: list[CheckedDrafter] = field(default_factory=list)
-
-    def seconds(self, k: int) -> float:
-        """See ``DraftSource``."""
-        return 0.0
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> CheckedDrafter | None:
         """See ``DraftSource``. Some sequences have no drafter."""

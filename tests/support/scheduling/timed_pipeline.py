@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from support.scheduling.drafters import InstantSource, QuietDrafter
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens, next_token
 
 from potluck.scheduling.limits import SchedulerLimits
@@ -137,7 +138,7 @@ class TimedRun:
 
 
 @dataclass
-class PlannedDrafter:
+class PlannedDrafter(QuietDrafter):
     """Guesses that are right as often as ``chance`` says of their position in the text.
 
     It has a guess at all as often as ``propensity`` says. The first wrong guess is the last one
@@ -148,9 +149,6 @@ class PlannedDrafter:
     propensity: Callable[[int], float]
     draws: random.Random
     num_calls: int = 0
-
-    def chances(self, tokens: Sequence[int], most: int) -> None:
-        """See ``Drafter``."""
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
         """See ``Drafter``."""
@@ -164,24 +162,14 @@ class PlannedDrafter:
             guesses.append(right if is_right else 1000 + len(guesses))
         return guesses
 
-    def truncate(self, num_tokens: int) -> None:
-        """See ``Drafter``."""
-
-    def close(self) -> None:
-        """See ``Drafter``."""
-
 
 @dataclass
-class PlannedDrafts:
+class PlannedDrafts(InstantSource):
     """A source of such drafters."""
 
     chance: Callable[[int], float]
     propensity: Callable[[int], float] = lambda position: 1.0
     seed: int = 0
-
-    def seconds(self, k: int) -> float:
-        """See ``DraftSource``."""
-        return 0.0
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> PlannedDrafter:
         """See ``DraftSource``."""

@@ -12,7 +12,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from potluck.types.step import KV_BLOCK_TOKENS, SampledToken, SequenceSlice, Step, StepId
+from potluck.types.step import (
+    KV_BLOCK_TOKENS,
+    SampledToken,
+    SequenceSlice,
+    Step,
+    StepId,
+)
 
 
 def next_token(history: Sequence[int]) -> int:

@@ -7,19 +7,13 @@ import socket
 from contextlib import AsyncExitStack
 
 import pytest
+from support.processes.waiting import until
+from support.virtual_time.run import ManualClock
 
 from potluck.api.admission import Admission
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.errors import ApiError
 from potluck.api.server import _listen
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 async def refused_after(admission: Admission) -> int:
@@ -39,7 +33,7 @@ def test_those_refused_are_told_when_a_request_ends(
     """``waited``: seconds from one end of a request to the next, and from the last one to now."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         admission = Admission(ApiLimits(max_concurrent_requests=1, max_queued_requests=1), clock)
         ends = [asyncio.Event() for _ in range(len(waited) + 1)]
 
@@ -47,20 +41,20 @@ def test_those_refused_are_told_when_a_request_ends(
             async with admission.slot():
                 await end.wait()
 
+        def one_waits() -> bool:
+            return (admission.num_running, admission.num_queued) == (1, 1)
+
         async with AsyncExitStack() as stack:
             tasks = [asyncio.create_task(request(end)) for end in ends[:2]]
             stack.callback(lambda: [task.cancel() for task in tasks])
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await until(one_waits)
             for number, seconds in enumerate(waited[:-1]):
-                clock.seconds += seconds
+                clock.now += seconds
                 ends[number].set()
                 await tasks[number]
                 tasks.append(asyncio.create_task(request(ends[number + 2])))
-                for _ in range(5):
-                    await asyncio.sleep(0)
-            clock.seconds += waited[-1]
-            assert (admission.num_running, admission.num_queued) == (1, 1)
+                await until(one_waits)
+            clock.now += waited[-1]
             assert await refused_after(admission) == retry_after
 
     asyncio.run(main())
@@ -68,13 +62,13 @@ def test_those_refused_are_told_when_a_request_ends(
 
 def test_times_without_a_queue_do_not_count() -> None:
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock(1000.0)
         admission = Admission(ApiLimits(max_concurrent_requests=1, max_queued_requests=1), clock)
         for _ in range(3):
             async with admission.slot():
-                clock.seconds += 50
+                clock.now += 50
         async with admission.slot():
-            clock.seconds += 50
+            clock.now += 50
             waiting = asyncio.create_task(admission.slot().__aenter__())
             await asyncio.sleep(0)
             assert await refused_after(admission) == 2

@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-import httpx2
 import pytest
+from support.http.api_server import ask_app
 from support.http.toy_gateway import ToyGateway
 
 from potluck.api.app import DIALECTS, build_app
@@ -64,19 +64,13 @@ def answer(
 ) -> tuple[int, Any]:
     """What an application answers."""
 
-    async def ask() -> tuple[int, Any]:
-        gateway = ToyGateway()
-        try:
-            app = build_app(gateway, ApiConfig(keys=keys), asyncio.Event())
-            transport = httpx2.ASGITransport(app=app)
-            url = "http://127.0.0.1"
-            async with httpx2.AsyncClient(transport=transport, base_url=url) as client:
-                response = await client.request(method, path, headers=headers)
-                return response.status_code, response.json()
-        finally:
-            gateway.dispatcher.close()
-
-    return asyncio.run(ask())
+    gateway = ToyGateway()
+    try:
+        app = build_app(gateway, ApiConfig(keys=keys), asyncio.Event())
+        response = ask_app(app, method, path, url="http://127.0.0.1", headers=headers)
+    finally:
+        gateway.dispatcher.close()
+    return response.status_code, response.json()
 
 
 @pytest.fixture(scope="module")

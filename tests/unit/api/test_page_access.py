@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
+from support.http.api_server import ask_app
 from support.http.toy_gateway import ToyGateway
 from support.page.played_console import PlayedConsole
 
@@ -67,19 +68,14 @@ def ask(
     if bearer is not None:
         sent["Authorization"] = f"Bearer {bearer}"
 
-    async def answer() -> httpx2.Response:
-        gateway = ToyGateway()
-        page = Page(console=console or PlayedConsole(), assets=ASSETS)
-        try:
-            app = build_app(gateway, ApiConfig(keys=keys), asyncio.Event(), page)
-            transport = httpx2.ASGITransport(app=app)
-            async with httpx2.AsyncClient(transport=transport, base_url=url) as client:
-                content = body if method == "POST" else None
-                return await client.request(method, path, headers=sent, content=content)
-        finally:
-            gateway.dispatcher.close()
-
-    return asyncio.run(answer())
+    gateway = ToyGateway()
+    page = Page(console=console or PlayedConsole(), assets=ASSETS)
+    try:
+        app = build_app(gateway, ApiConfig(keys=keys), asyncio.Event(), page)
+        content = body if method == "POST" else None
+        return ask_app(app, method, path, url=url, headers=sent, content=content)
+    finally:
+        gateway.dispatcher.close()
 
 
 def test_the_page_needs_no_key_and_shows_nothing_of_the_cluster(keys: Keys) -> None:
@@ -251,12 +247,6 @@ def test_ids_of_events_are_checked(last: str) -> None:
 
 def test_without_a_page_there_is_only_ollamas_text() -> None:
     gateway = ToyGateway()
-
-    async def answer() -> list[int]:
-        app = build_app(gateway, ApiConfig(), asyncio.Event())
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return [(await client.get(path)).status_code for path in OPEN]
-
-    assert asyncio.run(answer()) == [200, 404, 404]
+    app = build_app(gateway, ApiConfig(), asyncio.Event())
+    assert [ask_app(app, "GET", path).status_code for path in OPEN] == [200, 404, 404]
     gateway.dispatcher.close()

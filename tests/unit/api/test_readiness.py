@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import httpx2
 import pytest
+from support.http.api_server import ask_app
 
 from potluck.api import ApiConfig
 from potluck.api.app import build_app
@@ -35,13 +36,7 @@ class PlayedGateway:
 
 def get(path: str, *states: ModelState, config: ApiConfig | None = None) -> httpx2.Response:
     app = build_app(cast(Any, PlayedGateway(*states)), config or ApiConfig(), asyncio.Event())
-
-    async def ask() -> httpx2.Response:
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get(path)
-
-    return asyncio.run(ask())
+    return ask_app(app, "GET", path)
 
 
 LOADING, DEGRADED, READY = ModelState.LOADING, ModelState.DEGRADED, ModelState.READY

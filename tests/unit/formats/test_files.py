@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.process_facts import num_descriptors
 
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.formats.files import ReadOnlyFile, quoted, read_bytes
@@ -49,10 +50,6 @@ def test_more_than_there_is(tmp_path: Path) -> None:
         pytest.raises(ModelFileError, match="ends at byte 10, but must have at least 11 bytes"),
     ):
         read_bytes(file, 5, 6)
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_released_file_holds_no_descriptor_and_can_be_read_again(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.models.tensor_sources import read_in_pieces, read_whole
+from support.process_facts import num_descriptors
 
 from potluck.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from potluck.formats import safetensors as safetensors_header
@@ -40,10 +41,6 @@ def error_of(tmp_path: Path, content: bytes) -> str:
     assert "\n" not in caught.value.message
     assert caught.value.hint
     return caught.value.message
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.kernels.build import not_shown
 from support.machines.strange_child import ANSWER
+from support.process_facts import num_descriptors
 from support.processes.waiting import done_within, eventually
 
 from potluck.host.child import (
@@ -55,16 +56,12 @@ def failure_of(outcome: ChildOutcome) -> tuple[Failure, str]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """Neither threads nor open files nor processes that nobody has reaped."""
-    threads, files = threading.active_count(), _num_open_files()
+    threads, files = threading.active_count(), num_descriptors()
     yield
     assert threading.active_count() == threads
-    assert _num_open_files() == files
+    assert num_descriptors() == files
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
-
-
-def _num_open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def test_an_answer() -> None:

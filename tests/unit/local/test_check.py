@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.demo_copies import change_config, copied_demo
 from support.formats.safetensors_bytes import safetensors_bytes, tensor_entry
 from support.models.small_lfm2 import SLOT_BYTES, write_small_lfm2
 from support.models.sparse_models import SparseModel
@@ -27,18 +27,7 @@ PLENTY = MemoryLimit(bytes=2**40, reason="plenty")
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the demo model to spoil."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    for file in DEMO_DIRECTORY.iterdir():
-        if file.suffix in (".json", ".safetensors"):
-            shutil.copyfile(file, directory / file.name)
-    return directory
-
-
-def change_config(model: Path, **changes: object) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return copied_demo(tmp_path / "model")
 
 
 def stops(checked: CheckDocument) -> list[tuple[Part, str]]:

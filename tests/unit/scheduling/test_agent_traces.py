@@ -10,13 +10,14 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from support.scheduling.played_pipeline import drain
 from support.scheduling.stateful_pipeline import StatefulPipeline
 from support.scheduling.toy_pipeline import expected_tokens
 
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
 from potluck.types.sequence import SequenceRequest
-from potluck.types.step import SamplingParams, SequenceId
+from potluck.types.step import SamplingParams
 
 GENERATION = [1, 2, 3]  # <|im_start|>assistant and a newline
 THINK = [4, 5]
@@ -54,14 +55,7 @@ class Served:
         """
         before = self.pipeline.num_computed
         ids = [self.scheduler.add(a_request(prompt, count)) for prompt in prompts]
-        answers: dict[SequenceId, list[int]] = {each: [] for each in ids}
-        while True:
-            while (step := self.scheduler.next_step()) is not None:
-                self.pipeline.submit(step)
-            if not len(self.pipeline):
-                break
-            for token in self.scheduler.complete(*self.pipeline.run_oldest()):
-                answers[token.sequence_id].append(token.token)
+        answers = drain(self.scheduler, self.pipeline)
         for sequence, prompt in zip(ids, prompts, strict=True):
             assert answers[sequence] == expected_tokens(prompt, count)
         num_decoded = len(prompts) * (count - 1)

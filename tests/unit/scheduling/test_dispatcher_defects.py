@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from support.scheduling.played_pipeline import PlayedPipeline
 
 from potluck.errors import DefectError, EngineError, PotluckError
 from potluck.scheduling.dispatcher import Dispatcher
@@ -23,40 +24,21 @@ LIMITS = SchedulerLimits(
 )
 
 
-class Played:
+class Played(PlayedPipeline):
     """A dispatcher whose pipeline is the test."""
+
+    token = 7
 
     def __init__(self, *, has_owner: bool = True, limits: SchedulerLimits = LIMITS) -> None:
         self.steps: list[Step] = []
         self.broken: list[PotluckError] = []
-        self.on_outcome: OnOutcome
-        self.closes = 0
+        self.num_closes = 0
         self.dispatcher = Dispatcher(limits, self.broken.append if has_owner else None)
         self.dispatcher.attach(self.start, limits)
 
     def start(self, on_outcome: OnOutcome) -> Any:
         self.on_outcome = on_outcome
         return self
-
-    def submit(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def close(self) -> None:
-        self.closes += 1
-
-    def answer(self) -> None:
-        """Complete the oldest step, with token 7 for everybody."""
-        step = self.steps.pop(0)
-        sampled = tuple(
-            SampledToken(
-                sequence_id=part.sequence_id,
-                position=part.start_position + len(part.tokens),
-                token=7,
-            )
-            for part in step.slices
-            if part.sample
-        )
-        self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
     def add(
         self, subscriber: Callable[[Update], None], prompt: int = 1, *, is_alone: bool = False
@@ -179,7 +161,7 @@ def test_after_a_scheduler_that_raises_sequences_go_on_over_the_next_pipeline(
     assert played.dispatcher.load.num_free_blocks == LIMITS.num_blocks
     played.dispatcher.close()
     assert len(played.broken) == 1
-    assert played.closes == 2
+    assert played.num_closes == 2
 
 
 def test_what_was_in_flight_at_the_end_is_known_afterwards() -> None:

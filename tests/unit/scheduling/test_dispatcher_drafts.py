@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from support.scheduling.drafters import InstantSource, QuietDrafter
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import DefectError, PotluckError
@@ -28,25 +29,17 @@ TEXT = [1, 2, *expected_tokens([1, 2], 40)]
 
 
 @dataclass
-class LateDrafter:
+class LateDrafter(InstantSource, QuietDrafter):
     """Has an answer once ``is_ready``."""
 
     is_ready: bool = False
     fails: bool = False
-    is_closed: bool = False
     opened: list[SequenceId] = field(default_factory=list)
-
-    def seconds(self, k: int) -> float:
-        """See ``DraftSource``."""
-        return 0.0
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> LateDrafter:
         """See ``DraftSource``."""
         self.opened.append(sequence_id)
         return self
-
-    def chances(self, tokens: Sequence[int], most: int) -> None:
-        """See ``Drafter``."""
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int] | None:
         """See ``Drafter``."""
@@ -54,12 +47,9 @@ class LateDrafter:
             raise RuntimeError("no more guesses")
         return TEXT[len(tokens) : len(tokens) + k] if self.is_ready else None
 
-    def truncate(self, num_tokens: int) -> None:
-        """See ``Drafter``."""
-
     def close(self) -> None:
         """See ``Drafter``."""
-        self.is_closed = True
+        super().close()
         if self.fails:
             raise RuntimeError("nor an end")
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from support.scheduling.drafters import InstantSource, QuietDrafter
+from support.scheduling.played_pipeline import next_step
 from support.scheduling.stateful_pipeline import StatefulPipeline
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
@@ -22,18 +24,13 @@ WRONG = 5000
 
 
 @dataclass
-class Scripted:
+class Scripted(InstantSource, QuietDrafter):
     """A drafter that gives what it is told to, or the right tokens."""
 
     guesses: list[Sequence[int] | None] = field(default_factory=list)
     calls: list[tuple[int, int]] = field(default_factory=list)
     truncated: list[int] = field(default_factory=list)
-    is_closed: bool = False
     chance: float | None = None
-
-    def seconds(self, k: int) -> float:
-        """See ``DraftSource``."""
-        return 0.0
 
     def open(self, sequence_id: SequenceId, request: SequenceRequest) -> Scripted:
         """See ``DraftSource``: there is one sequence."""
@@ -51,10 +48,6 @@ class Scripted:
     def truncate(self, num_tokens: int) -> None:
         """See ``Drafter``."""
         self.truncated.append(num_tokens)
-
-    def close(self) -> None:
-        """See ``Drafter``."""
-        self.is_closed = True
 
 
 @pytest.fixture(autouse=True)
@@ -89,15 +82,9 @@ def add(
     return scheduler.add(request, is_alone=alone)
 
 
-def formed(scheduler: Scheduler) -> Step:
-    step = scheduler.next_step()
-    assert step is not None
-    return step
-
-
 def run(scheduler: Scheduler, pipeline: ToyPipeline) -> tuple[Step, list[CommittedToken]]:
     """Form a step, run it and take its result."""
-    step = formed(scheduler)
+    step = next_step(scheduler)
     pipeline.submit(step)
     return step, scheduler.complete(*pipeline.run_oldest())
 
@@ -159,8 +146,8 @@ def test_nothing_is_given_after_the_end() -> None:
             for position, token in enumerate(tokens, start)
         )
 
-    scheduler.complete(formed(scheduler).step_id, sampled(TEXT[3], start=3))
-    step = formed(scheduler)
+    scheduler.complete(next_step(scheduler).step_id, sampled(TEXT[3], start=3))
+    step = next_step(scheduler)
     committed = scheduler.complete(step.step_id, sampled(TEXT[4], 999_999, start=4))
     assert tokens_of(committed) == [TEXT[4], 999_999]
     assert committed[-1].finish_reason is FinishReason.STOP
@@ -206,7 +193,7 @@ def test_drafts_take_no_blocks_from_others() -> None:
         run(scheduler, pipeline)  # up to position 11
     scheduler._cache.blocks._pool.take(scheduler.load.num_free_blocks)
     assert len(run(scheduler, pipeline)[0].slices[0].tokens) == 4
-    step = formed(scheduler)
+    step = next_step(scheduler)
     assert step.slices[0].tokens == (TEXT[15],), "the block ends there"
 
 
@@ -214,7 +201,7 @@ def test_a_pipeline_goes_on_as_if_drafts_were_right() -> None:
     drafter = Scripted()
     scheduler, pipeline = scheduler_of(drafter, in_flight=3), ToyPipeline()
     add(scheduler)
-    steps = [formed(scheduler) for _ in range(3)]
+    steps = [next_step(scheduler) for _ in range(3)]
     assert scheduler.next_step() is None
     assert all(step.slices[0].begins_with_draft for step in steps[1:])
     assert steps[1].slices[0].tokens == tuple(TEXT[3:6])
@@ -241,10 +228,10 @@ def test_a_step_ahead_is_as_likely_as_all_guesses_before_it(
     scheduler, pipeline = scheduler_of(Scripted(chance=0.5), in_flight=3), ToyPipeline()
     add(scheduler)
     for _ in range(3):
-        pipeline.submit(formed(scheduler))
+        pipeline.submit(next_step(scheduler))
     assert likely == [0.5, 0.5**4], "the sample's guess; three in flight, and the next one"
     scheduler.complete(*pipeline.run_oldest())  # it shows that the first one was right
-    formed(scheduler)
+    next_step(scheduler)
     assert likely[2:] == [0.5**6], "five in flight"
 
 
@@ -266,18 +253,18 @@ def test_steps_after_a_wrong_draft_are_cancelled_once() -> None:
     scheduler, pipeline = scheduler_of(drafter, in_flight=3), ToyPipeline()
     add(scheduler)
     for _ in range(3):
-        pipeline.submit(formed(scheduler))
+        pipeline.submit(next_step(scheduler))
     assert tokens_of(scheduler.complete(*pipeline.run_oldest())) == [TEXT[3]]
-    pipeline.submit(formed(scheduler))  # one more ahead
+    pipeline.submit(next_step(scheduler))  # one more ahead
     assert tokens_of(scheduler.complete(*pipeline.run_oldest())) == TEXT[4:6]
-    step = formed(scheduler)
+    step = next_step(scheduler)
     assert step.cancels == (StepId(2), StepId(3))
     assert step.slices[0].tokens[0] == TEXT[5]
     assert not step.slices[0].begins_with_draft
     assert drafter.truncated == [5], "the wrong one and all after it"
     pipeline.submit(step)
     assert scheduler.complete(*pipeline.run_oldest()) == []
-    ahead = formed(scheduler)
+    ahead = next_step(scheduler)
     assert ahead.cancels == ()
     assert ahead.slices[0].begins_with_draft
     assert scheduler.complete(*pipeline.run_oldest()) == []
@@ -292,13 +279,13 @@ def test_results_of_what_was_given_up_change_nothing() -> None:
     drafter = Scripted([[WRONG]])
     scheduler = scheduler_of(drafter, in_flight=2)
     sequence = add(scheduler)
-    first, ahead = formed(scheduler), formed(scheduler)
+    first, ahead = next_step(scheduler), next_step(scheduler)
 
     def sample(position: int, token: int) -> tuple[SampledToken, ...]:
         return (SampledToken(sequence_id=sequence, position=position, token=token),)
 
     scheduler.complete(first.step_id, sample(3, TEXT[3]))
-    again = formed(scheduler)
+    again = next_step(scheduler)
     assert scheduler.complete(ahead.step_id, sample(4, 77)) == []
     assert scheduler._sequences[sequence].awaiting_sample
     assert tokens_of(scheduler.complete(again.step_id, sample(4, TEXT[4]))) == [TEXT[4]]
@@ -308,12 +295,12 @@ def test_a_restart_forgets_guesses_and_keeps_tokens() -> None:
     drafter = Scripted()
     scheduler, pipeline = scheduler_of(drafter, in_flight=3), ToyPipeline()
     sequence = add(scheduler)
-    pipeline.submit(formed(scheduler))
-    formed(scheduler)
+    pipeline.submit(next_step(scheduler))
+    next_step(scheduler)
     scheduler.complete(*pipeline.run_oldest())
     scheduler.restart(scheduler._limits)
     assert scheduler._sequences[sequence].ahead == []
-    step = formed(scheduler)
+    step = next_step(scheduler)
     assert step.slices[0].tokens == tuple(TEXT[:4])
     assert step.cancels == ()
     pipeline = ToyPipeline()
@@ -325,12 +312,12 @@ def test_cancelled_sequences_cancel_their_steps_ahead() -> None:
     drafter = Scripted()
     scheduler = scheduler_of(drafter, in_flight=3)
     sequence = add(scheduler)
-    steps = [formed(scheduler) for _ in range(3)]
+    steps = [next_step(scheduler) for _ in range(3)]
     scheduler.cancel(sequence)
     assert drafter.is_closed
     scheduler.complete(steps[0].step_id, ())
     add(scheduler)
-    assert formed(scheduler).cancels == (steps[1].step_id, steps[2].step_id)
+    assert next_step(scheduler).cancels == (steps[1].step_id, steps[2].step_id)
 
 
 def test_states_are_taken_back_with_a_snapshot() -> None:
@@ -340,7 +327,7 @@ def test_states_are_taken_back_with_a_snapshot() -> None:
     add(scheduler)
 
     def run_one() -> tuple[Step, list[int]]:
-        step = formed(scheduler)
+        step = next_step(scheduler)
         assert scheduler.next_step() is None, "one at a time"
         pipeline.submit(step)
         return step, tokens_of(scheduler.complete(*pipeline.run_oldest()))
@@ -371,7 +358,7 @@ def test_a_text_that_ends_within_drafts_leaves_the_snapshot_as_its_checkpoint() 
     pipeline = StatefulPipeline(4)
     add(scheduler, stop=[TEXT[5]])
     for _ in range(2):
-        pipeline.submit(formed(scheduler))
+        pipeline.submit(next_step(scheduler))
         scheduler.complete(*pipeline.run_oldest())
     assert scheduler.load.num_sequences == 0
     slots = scheduler.load.states
@@ -379,7 +366,7 @@ def test_a_text_that_ends_within_drafts_leaves_the_snapshot_as_its_checkpoint() 
     scheduler.add(
         SequenceRequest(prompt_tokens=tuple(TEXT[:12]), sampling=SamplingParams(), max_new_tokens=3)
     )
-    step = formed(scheduler)
+    step = next_step(scheduler)
     assert step.slices[0].start_position == 3, "after the prompt, where the snapshot was made"
     pipeline.submit(step)
     assert tokens_of(scheduler.complete(*pipeline.run_oldest())) == [TEXT[12]]
@@ -391,7 +378,7 @@ def test_without_a_slot_for_a_snapshot_nothing_is_drafted() -> None:
     pipeline = StatefulPipeline(1)
     add(scheduler)
     for _ in range(3):
-        step = formed(scheduler)
+        step = next_step(scheduler)
         pipeline.submit(step)
         scheduler.complete(*pipeline.run_oldest())
         assert step.slices[0].num_drafts == 0

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from support.scheduling.played_pipeline import drain, next_step
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Continuation, SequenceRequest
-from potluck.types.step import BlockCopy, Pooling, SamplingParams, SequenceId, Step
+from potluck.types.step import BlockCopy, Pooling, SamplingParams, SequenceId
 
 
 def make_scheduler(
@@ -40,30 +41,13 @@ def request(tokens: list[int], count: int = 1, **fields: object) -> SequenceRequ
     )
 
 
-def next_step(scheduler: Scheduler) -> Step:
-    step = scheduler.next_step()
-    assert step is not None
-    return step
-
-
-def run(scheduler: Scheduler, pipeline: ToyPipeline) -> dict[SequenceId, list[int]]:
-    texts: dict[SequenceId, list[int]] = {}
-    while True:
-        while (step := scheduler.next_step()) is not None:
-            pipeline.submit(step)
-        if not len(pipeline):
-            return texts
-        for token in scheduler.complete(*pipeline.run_oldest()):
-            texts.setdefault(token.sequence_id, []).append(token.token)
-
-
 PROMPT = list(range(100, 140))  # two blocks and a half
 
 
 def test_a_second_turn_computes_what_is_new() -> None:
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     first = scheduler.add(request(PROMPT, 20))
-    answer = run(scheduler, pipeline)[first]
+    answer = drain(scheduler, pipeline)[first]
     before = pipeline.num_computed
     turn = [*PROMPT, *answer, 1, 2, 3]
     second = scheduler.add(request(turn))
@@ -82,7 +66,7 @@ def test_without_the_cache_everything_is_computed() -> None:
     scheduler, pipeline = make_scheduler(has_prefix_cache=False), ToyPipeline()
     for _ in range(2):
         scheduler.add(request(PROMPT))
-        run(scheduler, pipeline)
+        drain(scheduler, pipeline)
     assert pipeline.num_computed == 2 * len(PROMPT)
     assert scheduler.load.num_kept_blocks == 0
     assert scheduler.load.prefix.num_hits == 0
@@ -91,7 +75,7 @@ def test_without_the_cache_everything_is_computed() -> None:
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(list(range(48))))
-    run(scheduler, pipeline)
+    drain(scheduler, pipeline)
     scheduler.add(request(list(range(48))))
     step = next_step(scheduler)
     assert step.slices[0].start_position == 47
@@ -103,7 +87,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 def test_forks_that_arrive_together_wait_for_the_first() -> None:
     scheduler, pipeline = make_scheduler(max_steps_in_flight=2, max_step_tokens=64), ToyPipeline()
     forks = [scheduler.add(request(PROMPT, 5)) for _ in range(4)]
-    texts = run(scheduler, pipeline)
+    texts = drain(scheduler, pipeline)
     assert all(texts[fork] == expected_tokens(PROMPT, 5) for fork in forks)
     # Of the others, the last token of the prompt and those that were generated, but for the last.
     assert pipeline.num_computed == len(PROMPT) + 3 + 4 * 4
@@ -134,7 +118,7 @@ def test_a_branch_copies_the_part_of_a_block_that_it_shares() -> None:
     assert [each.token for each in texts if each.sequence_id == sequence] == expected_tokens(
         branch, 1
     )
-    assert run(scheduler, pipeline)[sequence] == expected_tokens(branch, 3)[1:]
+    assert drain(scheduler, pipeline)[sequence] == expected_tokens(branch, 3)[1:]
 
 
 def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning() -> None:
@@ -142,7 +126,7 @@ def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning() -
     old, new = [*range(64)], [*range(500, 564)]
     for prompt in (old, new, old[:32], [*range(900, 1060)]):  # 4, 4, and 10 blocks
         scheduler.add(request(prompt))
-        run(scheduler, pipeline)
+        drain(scheduler, pipeline)
     # The old prompt's beginning was used last: what follows it had to go.
     assert scheduler.load.prefix.num_evictions == 2
     starts = []
@@ -151,18 +135,18 @@ def test_the_least_recently_used_goes_first_and_its_end_before_its_beginning() -
         pipeline.submit(next_step(scheduler))
         starts.append(scheduler.load.prefix.num_saved_tokens)
         scheduler.complete(*pipeline.run_oldest())
-        run(scheduler, pipeline)
+        drain(scheduler, pipeline)
     assert starts == [31 + 64, 31 + 64 + 16], "one more block was needed, of the old prompt's"
 
 
 def test_live_sequences_are_not_preempted_for_what_is_cached() -> None:
     scheduler, pipeline = make_scheduler(num_blocks=16), ToyPipeline()
     scheduler.add(request([*range(200)]))  # 13 blocks are kept
-    run(scheduler, pipeline)
+    drain(scheduler, pipeline)
     assert scheduler.load.num_free_blocks == 16
     assert scheduler.load.num_kept_blocks == 13
     ids = [scheduler.add(request([500 + each], 120)) for each in range(2)]  # 8 blocks each
-    texts = run(scheduler, pipeline)
+    texts = drain(scheduler, pipeline)
     assert all(len(texts[each]) == 120 for each in ids)
     assert scheduler.load.prefix.num_admissions == 3, "neither was preempted"
     assert scheduler.load.prefix.num_evictions == 13
@@ -172,7 +156,7 @@ def test_a_preempted_sequence_finds_what_it_had() -> None:
     scheduler, pipeline = make_scheduler(num_blocks=5, context_tokens=64), ToyPipeline()
     prompts = [[*range(14)], [*range(100, 115)]]
     ids = [scheduler.add(request(prompt, 40)) for prompt in prompts]
-    texts = run(scheduler, pipeline)
+    texts = drain(scheduler, pipeline)
     for sequence, prompt in zip(ids, prompts, strict=True):
         assert texts[sequence] == expected_tokens(prompt, 40)
     assert scheduler.load.prefix.num_hits > 0
@@ -204,13 +188,13 @@ def test_a_step_of_blocks_that_were_given_back_says_nothing_of_the_new_ones() ->
     assert step.slices[0].start_position == 0
     pipeline.submit(step)
     scheduler.complete(*pipeline.run_oldest())
-    assert run(scheduler, pipeline)[SequenceId(1)] == expected_tokens(range(60), 2)
+    assert drain(scheduler, pipeline)[SequenceId(1)] == expected_tokens(range(60), 2)
 
 
 def test_a_restart_forgets_what_the_lost_stages_held() -> None:
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(PROMPT))
-    run(scheduler, pipeline)
+    drain(scheduler, pipeline)
     saved = scheduler.load.prefix
     scheduler.restart(
         SchedulerLimits(
@@ -230,12 +214,12 @@ def test_a_restart_forgets_what_the_lost_stages_held() -> None:
 def test_scores_need_all_that_they_are_of() -> None:
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(PROMPT))
-    run(scheduler, pipeline)
+    drain(scheduler, pipeline)
     scheduler.add(request(PROMPT, score_prompt=True))
     assert next_step(scheduler).slices[0].start_position == 0
     scheduler = make_scheduler()
     scheduler.add(request(PROMPT))
-    run(scheduler, ToyPipeline())
+    drain(scheduler, ToyPipeline())
     had = Continuation(num_scored=20)
     scheduler.add(request(PROMPT, score_prompt=True), continuation=had)
     part = next_step(scheduler).slices[0]
@@ -246,7 +230,7 @@ def test_what_all_of_the_prompt_is_pooled_for_is_computed_whole() -> None:
     for pooling, start in ((Pooling.MEAN, 0), (Pooling.CLS, 0), (Pooling.LAST, 39)):
         scheduler = make_scheduler()
         scheduler.add(request(PROMPT))
-        run(scheduler, ToyPipeline())
+        drain(scheduler, ToyPipeline())
         scheduler.add(request(PROMPT, 0, pooling=pooling))
         assert next_step(scheduler).slices[0].start_position == start
 
@@ -255,7 +239,7 @@ def test_a_continuation_of_which_all_but_one_token_is_cached() -> None:
     """It looks like a decode, and no step has told the last stage of it."""
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(PROMPT))
-    run(scheduler, pipeline)
+    drain(scheduler, pipeline)
     had = Continuation(output_tokens=tuple(expected_tokens(PROMPT, 1)))
     sequence = scheduler.add(request(PROMPT, 3), continuation=had)
     step = next_step(scheduler)
@@ -263,13 +247,13 @@ def test_a_continuation_of_which_all_but_one_token_is_cached() -> None:
     assert [opening.sequence_id for opening in step.opened] == [sequence]
     pipeline.submit(step)
     scheduler.complete(*pipeline.run_oldest())
-    assert run(scheduler, pipeline)[sequence] == expected_tokens(PROMPT, 3)[2:]
+    assert drain(scheduler, pipeline)[sequence] == expected_tokens(PROMPT, 3)[2:]
 
 
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     scheduler, pipeline = make_scheduler(), ToyPipeline()
     scheduler.add(request(PROMPT))
-    run(scheduler, pipeline)
+    drain(scheduler, pipeline)
     new = scheduler.add(request(PROMPT, 3))
     had = Continuation(output_tokens=tuple(expected_tokens(PROMPT, 1)))
     continued = scheduler.add(request(PROMPT, 3), continuation=had)

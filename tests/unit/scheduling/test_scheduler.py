@@ -1,13 +1,14 @@
 import dataclasses
 
 import pytest
+from support.scheduling.played_pipeline import drain, next_step
 from support.scheduling.toy_pipeline import ToyPipeline, expected_tokens
 
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
 from potluck.types.sequence import Continuation, FinishReason, SequenceRequest
-from potluck.types.step import SampledToken, SamplingParams, SequenceId, Step, StepId
+from potluck.types.step import SampledToken, SamplingParams, SequenceId, StepId
 
 
 def make_limits(
@@ -43,25 +44,8 @@ def request(
     )
 
 
-def next_step(scheduler: Scheduler) -> Step:
-    step = scheduler.next_step()
-    assert step is not None
-    return step
-
-
 def run_all(scheduler: Scheduler) -> dict[SequenceId, list[int]]:
     return drain(scheduler, ToyPipeline())
-
-
-def drain(scheduler: Scheduler, pipeline: ToyPipeline) -> dict[SequenceId, list[int]]:
-    texts: dict[SequenceId, list[int]] = {}
-    while True:
-        while (step := scheduler.next_step()) is not None:
-            pipeline.submit(step)
-        if not len(pipeline):
-            return texts
-        for token in scheduler.complete(*pipeline.run_oldest()):
-            texts.setdefault(token.sequence_id, []).append(token.token)
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from support.cluster.calls import A, B, C, PlayedMembership, a_record, changed, stage_on
 from support.cluster.edges import credentials
+from support.cluster.hosted_stages import stage_host
 from support.machines import hardware
 from support.processes.waiting import until
 from support.virtual_time.run import run_in_virtual_time
@@ -20,12 +21,10 @@ from potluck.cluster.agent import coordination as module
 from potluck.cluster.agent import records, takeover
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.records import CoordinatorViews
-from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
-from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.background import Background
-from potluck.cluster.wire.calls import StageLost, encode, pack_record, unpack_record
+from potluck.cluster.wire.calls import encode, pack_record, unpack_record
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import CallError, ModelNotFoundError
 from potluck.types.cluster import DeploymentId
@@ -60,25 +59,11 @@ class Node:
         self.found = ModelFingerprint(digest="")
         self.problem: Exception = ModelNotFoundError("no such file")
 
-        async def nothing(_: StageLost) -> None:
-            return
-
-        stages = StageHost(
-            credentials(A),
-            WorkerNotes(tmp_path),
-            NodeUnits(hardware.report, UnitChoice(backends=BACKENDS)),
-            listen_host="127.0.0.1",
-            num_threads=1,
-            packed_cache_bytes=None,
-            unit_step_seconds=30.0,
-            stall_seconds=60.0,
-            unit_failed=lambda *_: None,
-            report_lost=nothing,
-        )
+        units = NodeUnits(hardware.report, UnitChoice(backends=BACKENDS))
         self.coordination = Coordination(
             cast(Any, self.membership),
             credentials(A),
-            stages,
+            stage_host(tmp_path, units),
             cast(Any, None),
             listen_host="127.0.0.1",
             step_seconds=1.0,

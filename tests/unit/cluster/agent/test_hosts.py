@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import pytest
+from support.cluster.calls import PlayedMembership
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import hosts
@@ -17,30 +18,24 @@ from potluck.types.cluster import NodeId
 OWN, ANSWERS, LEAVES = (NodeId(letter * 16) for letter in "abc")
 
 
-class Played:
-    """A membership whose nodes answer as ``answers`` says; counts calls at a time."""
+class Played(PlayedMembership):
+    """A membership whose nodes answer as ``descriptions`` say; counts calls at a time."""
 
-    node_id = OWN
-
-    def __init__(self, answers: Mapping[NodeId, bytes | CallError]) -> None:
-        self._answers = answers
+    def __init__(self, descriptions: Mapping[NodeId, bytes | CallError]) -> None:
+        super().__init__(OWN, {*descriptions} - {OWN}, answers={"node.host": self._describe})
+        self._descriptions = descriptions
         self.num_running = self.most_running = 0
 
-    def nodes(self) -> frozenset[NodeId]:
-        return frozenset(self._answers) - {OWN}
-
-    async def call(
-        self, node: NodeId, method: str, payload: bytes, *, timeout_seconds: float
-    ) -> bytes:
-        assert (method, payload) == ("node.host", b"")
+    async def _describe(self, node: NodeId, payload: bytes) -> bytes:
+        assert payload == b""
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         await asyncio.sleep(0.001)
         self.num_running -= 1
-        answer = self._answers[node]
-        if isinstance(answer, CallError):
-            raise answer
-        return answer
+        description = self._descriptions[node]
+        if isinstance(description, CallError):
+            raise description
+        return description
 
 
 async def gathered(membership: Played) -> list[HostAnswer]:

@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
 
 import pytest
+from support.cluster.calls import MethodNetwork
 from support.cluster.edges import credentials
+from support.cluster.members import node_id
+from support.process_facts import num_descriptors
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.agent.links import Links
@@ -31,47 +31,20 @@ from potluck.cluster.wire.calls import (
     decode,
     encode,
 )
-from potluck.errors import CallError, NodeLostError
 from potluck.types.cluster import NodeId
 
 Answer = Callable[[NodeId, bytes], bytes]
 
 
-def node(number: int) -> NodeId:
-    return NodeId(f"{number:016x}")
+def listening(answer: Answer) -> MethodTable:
+    """Return the methods of a node that answers in this way when it is asked to listen."""
 
+    async def listen(caller: NodeId, payload: bytes) -> bytes:
+        return answer(caller, payload)
 
-@dataclass
-class Network:
-    """Members in one process: calls go from one table of methods to the other."""
-
-    tables: dict[NodeId, MethodTable] = field(default_factory=dict)
-    played: dict[NodeId, Answer] = field(default_factory=dict)
-    calls: list[tuple[NodeId, NodeId]] = field(default_factory=list)
-
-
-@dataclass
-class Member:
-    """A node's place in the network."""
-
-    network: Network
-    node_id: NodeId
-
-    def nodes(self) -> frozenset[NodeId]:
-        return frozenset({*self.network.tables, *self.network.played} - {self.node_id})
-
-    async def call(
-        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float
-    ) -> bytes:
-        self.network.calls.append((self.node_id, node_id))
-        if node_id in self.network.played:
-            return self.network.played[node_id](self.node_id, payload)
-        if node_id not in self.network.tables:
-            raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
-        handler = await self.network.tables[node_id].find(method)
-        async for part in handler(self.node_id, payload):
-            return part
-        raise AssertionError("there is one answer")
+    table = MethodTable()
+    table.register_for_caller("link.listen", listen)
+    return table
 
 
 class Clock:
@@ -86,17 +59,17 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def links_of(
-    network: Network,
+    network: MethodNetwork,
     number: int,
     clock: Callable[[], float] = time.monotonic,
     connect_seconds: float = 5.0,
 ) -> AsyncIterator[Links]:
     """The links of a node, which runs until the block ends."""
-    member = Member(network, node(number))
+    own = node_id(number)
     background = Background()
     links = Links(
-        cast(Any, member),
-        credentials(member.node_id),
+        network.member(own),
+        credentials(own),
         listen_host="127.0.0.1",
         spawn=background.spawn,
         clock=clock,
@@ -105,12 +78,12 @@ async def links_of(
     )
     table = MethodTable()
     links.register(table)
-    network.tables[member.node_id] = table
+    network.tables[own] = table
     background.spawn(links.run())
     try:
         yield links
     finally:
-        del network.tables[member.node_id]
+        del network.tables[own]
         await links.close()
         await background.close()
 
@@ -119,23 +92,19 @@ def measuring_threads() -> int:
     return sum(each.name == "measure-link" for each in threading.enumerate())
 
 
-def num_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 @pytest.mark.slow
 def test_both_nodes_have_figures_after_one_measurement() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 1) as one, links_of(network, 2) as other:
             for links, peer in ((one, 2), (other, 1)):
                 assert links.speeds() == ()
-                links.joined(node(peer))
+                links.joined(node_id(peer))
             with done_within(5):
                 first, second = await asyncio.gather(one.settled(), other.settled())
             for speeds, peer in ((first, 2), (second, 1)):
                 (speed,) = speeds
-                assert speed.node_id == node(peer)
+                assert speed.node_id == node_id(peer)
                 assert 1e-6 < speed.latency_seconds < 0.2
                 assert 5e6 < speed.bytes_per_second < 1e11
                 assert speed.num_samples == 1
@@ -156,7 +125,7 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
     num_refused = 8
 
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 0) as first, links_of(network, 1) as second:
             is_occupied, checks = first._is_occupied, []
 
@@ -166,10 +135,10 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
                 return is_occupied(request) or (request.is_check and len(checks) <= num_refused)
 
             monkeypatch.setattr(first, "_is_occupied", is_busy)
-            first.joined(node(1))
-            second.joined(node(0))
+            first.joined(node_id(1))
+            second.joined(node_id(0))
             await until(lambda: len(checks) > num_refused)
-            await until(lambda: node(0) in second._reached)
+            await until(lambda: node_id(0) in second._reached)
             assert second.unreachable() == ()
             await asyncio.sleep(0.3)
             assert len(checks) == num_refused + 1, "it is not tried again"
@@ -180,19 +149,19 @@ def test_a_node_that_is_busy_is_tried_until_it_is_known_whether_it_can_be_reache
 @pytest.mark.slow
 def test_links_are_measured_again_when_they_are_old() -> None:
     async def run() -> None:
-        network, clock = Network(), Clock()
+        network, clock = MethodNetwork(), Clock()
         async with links_of(network, 1, clock) as one, links_of(network, 2, clock) as other:
-            one.joined(node(2))
-            other.joined(node(1))
+            one.joined(node_id(2))
+            other.joined(node_id(1))
             await until(lambda: bool(one.speeds() and other.speeds()), within=5)
             clock.ahead += 500.0
-            one.left(node(9))  # wakes it
+            one.left(node_id(9))  # wakes it
             await asyncio.sleep(0.1)
             assert [each.num_samples for each in one.speeds()] == [1]
             assert one.speeds()[0].age_seconds >= 500
             clock.ahead += 200.0
-            one.left(node(9))
-            other.left(node(9))
+            one.left(node_id(9))
+            other.left(node_id(9))
             await until(lambda: one.speeds()[0].num_samples == 2, within=5)
             assert one.speeds()[0].age_seconds < 100
 
@@ -202,7 +171,7 @@ def test_links_are_measured_again_when_they_are_old() -> None:
 @pytest.mark.slow
 def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         path = PathFigures(
             round_trip_seconds=0.05,
             recent_round_trip_seconds=0.05,
@@ -212,11 +181,11 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
             received_bytes=1,
         )
         async with links_of(network, 1) as one, links_of(network, 2):
-            one.used(node(2), path)
+            one.used(node_id(2), path)
             assert one.speeds() == ()
-            one.joined(node(2))
+            one.joined(node_id(2))
             await until(lambda: bool(one.speeds()), within=5)
-            one.used(node(2), path)
+            one.used(node_id(2), path)
             (speed,) = one.speeds()
             assert speed.latency_seconds == pytest.approx(0.025, rel=0.05)
             assert speed.bytes_per_second == 3e13
@@ -227,15 +196,15 @@ def test_an_edge_in_use_corrects_a_link_that_was_measured() -> None:
 @pytest.mark.slow
 def test_figures_of_a_node_that_left_are_kept_and_not_shown() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 1) as one:
             async with links_of(network, 2):
-                one.joined(node(2))
+                one.joined(node_id(2))
                 await until(lambda: bool(one.speeds()), within=5)
-            one.left(node(2))
+            one.left(node_id(2))
             assert one.speeds() == ()
             async with links_of(network, 2):
-                one.joined(node(2))
+                one.joined(node_id(2))
                 assert len(one.speeds()) == 1
                 await asyncio.sleep(0.7)
                 assert len(network.calls) == 1
@@ -262,10 +231,6 @@ def nobody_there(caller: NodeId, payload: bytes) -> bytes:
     return encode(LinkListening(host=host, port=port, budget_seconds=1.0))
 
 
-def no_method(caller: NodeId, payload: bytes) -> bytes:
-    raise CallError("there is no method 'link.listen'")
-
-
 def no_answer(caller: NodeId, payload: bytes) -> bytes:
     return b"\xc1"
 
@@ -283,20 +248,21 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
         return [each for each in caplog.records if each.name == own]
 
     async def run() -> None:
-        network, clock, mute = Network(), Clock(), Mute()
-        ways = (mute.answer, nobody_there, no_method, no_answer, no_address)
-        for number, answer in enumerate(ways, start=2):
-            network.played[node(number)] = answer
+        network, clock, mute = MethodNetwork(), Clock(), Mute()
+        ways = [listening(each) for each in (mute.answer, nobody_there, no_answer, no_address)]
+        ways.insert(2, MethodTable())
+        for number, table in enumerate(ways, start=2):
+            network.tables[node_id(number)] = table
         async with links_of(network, 1, clock, connect_seconds=0.4) as one:
             for number in range(len(ways)):
-                one.joined(node(2 + number))
+                one.joined(node_id(2 + number))
             for attempt in range(1, 5):
                 due = attempt * len(ways)
                 await until(lambda due=due: len(lines()) >= due, within=10)  # type: ignore[misc]
                 if attempt == 1:
                     before = num_descriptors()
                 clock.ahead += 20.0 * 2**attempt
-                one.left(node(9))
+                one.left(node_id(9))
             await until(lambda: measuring_threads() == 0, within=5)
             assert num_descriptors() <= before
             assert len(asyncio.all_tasks()) <= 3
@@ -315,16 +281,16 @@ def test_peers_that_cannot_be_measured_leave_nothing_behind(
 @pytest.mark.slow
 def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
     async def run() -> None:
-        network = Network()
-        network.played[node(2)] = no_method
+        network = MethodNetwork()
+        network.tables[node_id(2)] = MethodTable()
         async with links_of(network, 1, connect_seconds=1.0):
-            member = Member(network, node(2))
+            member = network.member(node_id(2))
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
             before = num_descriptors()
             for _ in range(4):
-                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                answer = await member.call(node_id(1), "link.listen", request, timeout_seconds=1)
                 assert isinstance(decode(answer, LinkAnswer), LinkListening)
-                answer = await member.call(node(1), "link.listen", request, timeout_seconds=1)
+                answer = await member.call(node_id(1), "link.listen", request, timeout_seconds=1)
                 assert decode(answer, LinkBusy) == LinkBusy(wait_seconds=0.0)
                 await until(lambda: measuring_threads() == 0, within=5)
                 await asyncio.sleep(0.01)
@@ -336,13 +302,13 @@ def test_a_peer_that_asks_and_never_connects_leaves_nothing_behind() -> None:
 @pytest.mark.slow
 def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
     async def run(*, leaves: bool) -> None:
-        network, mute = Network(), Mute()
-        network.played[node(2)] = mute.answer
+        network, mute = MethodNetwork(), Mute()
+        network.tables[node_id(2)] = listening(mute.answer)
         async with links_of(network, 1, connect_seconds=1.0) as one:
-            one.joined(node(2))
+            one.joined(node_id(2))
             await until(lambda: measuring_threads() == 1, within=5)
             if leaves:
-                one.left(node(2))
+                one.left(node_id(2))
         # It connects, which cannot be interrupted, but is over soon.
         await until(lambda: measuring_threads() == 0, within=2)
         mute.server.close()
@@ -354,24 +320,24 @@ def test_a_measurement_ends_with_the_node_and_with_the_agent() -> None:
 @pytest.mark.slow
 def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with links_of(network, 1, connect_seconds=1.0) as one:
             async with links_of(network, 2) as other:
-                one.joined(node(2))
-                other.joined(node(1))
+                one.joined(node_id(2))
+                other.joined(node_id(1))
                 await until(lambda: bool(one.speeds()), within=5)
-                request = encode(CheckLinks(nodes=(node(2), node(7))))
-                member = Member(network, node(3))
+                request = encode(CheckLinks(nodes=(node_id(2), node_id(7))))
+                member = network.member(node_id(3))
 
                 async def check() -> tuple[NodeId, ...]:
-                    answer = await member.call(node(1), "link.check", request, timeout_seconds=9)
+                    answer = await member.call(node_id(1), "link.check", request, timeout_seconds=9)
                     return decode(answer, Unreachable).nodes
 
                 assert await check() == ()
-            network.played[node(2)] = nobody_there
-            assert await check() == one.unreachable() == (node(2),)
-            network.played[node(2)] = no_method
-            assert await check() == (node(2),)  # nothing new is known
+            network.tables[node_id(2)] = listening(nobody_there)
+            assert await check() == one.unreachable() == (node_id(2),)
+            network.tables[node_id(2)] = MethodTable()
+            assert await check() == (node_id(2),)  # nothing new is known
 
     asyncio.run(run())
 
@@ -379,23 +345,25 @@ def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
 @pytest.mark.slow
 def test_a_node_without_a_budget_neither_begins_nor_listens() -> None:
     async def run() -> None:
-        network, clock = Network(), Clock()
-        network.played[node(3)] = no_method
+        network, clock = MethodNetwork(), Clock()
+        network.tables[node_id(3)] = MethodTable()
         async with links_of(network, 1, clock) as one:
             one._budget.spend(CAPACITY_SECONDS, clock())  # as many measurements do
-            one.joined(node(3))
+            one.joined(node_id(3))
             await asyncio.sleep(0.7)
             assert network.calls == []
             request = encode(ListenForLink(number=1, budget_seconds=0.3))
-            member = Member(network, node(3))
+            member = network.member(node_id(3))
             answer = decode(
-                await member.call(node(1), "link.listen", request, timeout_seconds=1), LinkBusy
+                await member.call(node_id(1), "link.listen", request, timeout_seconds=1), LinkBusy
             )
             assert 0 < answer.wait_seconds <= LEAST_SECONDS / 0.005
             clock.ahead += answer.wait_seconds + 0.1
-            one.left(node(9))
+            one.left(node_id(9))
             network.calls.clear()
-            await until(lambda: network.calls == [(node(1), node(3))], within=2)
+            await until(
+                lambda: [each[:2] for each in network.calls] == [(node_id(1), node_id(3))], within=2
+            )
 
     asyncio.run(run())
 
@@ -405,7 +373,7 @@ def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> N
     num_peers = 8
 
     async def run() -> None:
-        network = Network()
+        network = MethodNetwork()
         async with contextlib.AsyncExitStack() as stack:
             one = await stack.enter_async_context(links_of(network, 0))
             peers = [
@@ -413,8 +381,8 @@ def test_many_nodes_that_meet_are_measured_within_seconds_and_cost_little() -> N
                 for number in range(1, num_peers + 1)
             ]
             for number, peer in enumerate(peers, start=1):
-                one.joined(node(number))
-                peer.joined(node(0))
+                one.joined(node_id(number))
+                peer.joined(node_id(0))
             began, used = time.monotonic(), time.process_time()
             most = 0
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from support.engines.pools import cores_of
 from support.machines import hardware
-from support.virtual_time.run import run_in_virtual_time
+from support.virtual_time.run import ManualClock, reach, run_in_virtual_time
 
 from potluck.cluster.agent import measured_speeds
 from potluck.cluster.agent.hosted_stage import HostedStage
@@ -40,14 +40,6 @@ TIME = StepTime(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def units(isa: str | None = None) -> NodeUnits:
     trial = Trial(device_id="cpu", backend="native", works=True, variants=("scalar", "avx2"))
     report = hardware.report(trials=(trial,))
@@ -55,7 +47,7 @@ def units(isa: str | None = None) -> NodeUnits:
 
 
 def speeds(
-    folder: Path, clock: Clock, *, isa: str | None = None, cores: CoreWatch | None = None
+    folder: Path, clock: ManualClock, *, isa: str | None = None, cores: CoreWatch | None = None
 ) -> MeasuredSpeeds:
     threads = NodeThreads(1, cores or CoreWatch(lambda: cores_of(1)))
     return MeasuredSpeeds(folder / "step-times.json", units(isa), threads, clock=clock)
@@ -86,7 +78,7 @@ def says(*times: StepTime) -> Stats:
 
 
 def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock(1_800_000_000.0)
     first = speeds(tmp_path, clock)
     first.record(stage(), says(TIME))
     assert first.of("shape") == {CPU_UNIT: (TIME,)}
@@ -103,7 +95,7 @@ def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_a_member_of_a_group_measures_says_nothing_of_the_unit(tmp_path: Path) -> None:
-    known = speeds(tmp_path, Clock())
+    known = speeds(tmp_path, ManualClock(1_800_000_000.0))
     known.record(stage(part=GroupPart(member=0, shares=(1, 1))), says(TIME))
     assert known.of("shape") == {}
 
@@ -111,7 +103,7 @@ def test_what_a_member_of_a_group_measures_says_nothing_of_the_unit(tmp_path: Pa
 def test_another_instruction_set_or_fewer_cores_are_other_conditions(
     tmp_path: Path,
 ) -> None:
-    clock = Clock()
+    clock = ManualClock(1_800_000_000.0)
     first = speeds(tmp_path, clock)
     first.record(stage(), says(TIME))
     first.close()
@@ -121,7 +113,7 @@ def test_another_instruction_set_or_fewer_cores_are_other_conditions(
 
 
 def test_a_measurement_is_taken_once(tmp_path: Path) -> None:
-    clock, hosted, cores = Clock(), stage(), cores_of(1)
+    clock, hosted, cores = ManualClock(1_800_000_000.0), stage(), cores_of(1)
     known = speeds(tmp_path, clock, cores=CoreWatch(lambda: cores, clock))
     known.record(hosted, says(TIME))
     # Without new steps its time only grows older; under other conditions it was not measured.
@@ -146,19 +138,19 @@ def test_a_file_that_makes_no_sense_costs_one_line_and_is_replaced(
         file.symlink_to("/dev/zero")
     else:
         file.write_bytes(content)
-    known = speeds(tmp_path, Clock())
+    known = speeds(tmp_path, ManualClock(1_800_000_000.0))
     assert len(caplog.records) == 1
     assert "step-times.json: " in caplog.text
     known.record(stage(), says(TIME))
     known.close()
     assert len(caplog.records) == 1
-    assert speeds(tmp_path, Clock()).of("shape")
+    assert speeds(tmp_path, ManualClock(1_800_000_000.0)).of("shape")
 
 
 def test_a_file_that_cannot_be_written_costs_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = speeds(tmp_path / "gone", Clock())
+    known = speeds(tmp_path / "gone", ManualClock(1_800_000_000.0))
     known.record(stage(), says(TIME))
     known.close()
     assert len(caplog.records) == 1
@@ -170,7 +162,7 @@ def test_a_worker_that_says_nonsense_costs_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    clock, hosted = Clock(), stage()
+    clock, hosted = ManualClock(1_800_000_000.0), stage()
     known = speeds(tmp_path, clock)
     wrong = dataclasses.replace(TIME, seconds=-1.0)
     for _ in range(5):
@@ -189,7 +181,7 @@ def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measured_speeds, "COLLECT_SECONDS", 0.01)
-    clock, hosted = Clock(), stage()
+    clock, hosted = ManualClock(1_800_000_000.0), stage()
     known = speeds(tmp_path, clock)
     num_calls = 0
 
@@ -201,9 +193,7 @@ def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_se
 
     async def run() -> None:
         running = asyncio.ensure_future(known.run(collect))
-        async with asyncio.timeout(10):
-            while num_calls < 5:
-                await asyncio.sleep(0.01)
+        await reach(lambda: num_calls == 5, what="it collects five times")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 import pytest
 from support.cluster.calls import a_record, changed
-from support.cluster.played_cluster import PlayedCluster, PlayedDeployment, undisturbed
-from support.virtual_time.run import run_in_virtual_time
+from support.cluster.played_cluster import (
+    PlayedCluster,
+    PlayedDeployment,
+    run_played,
+    undisturbed,
+)
+from support.virtual_time.run import reach
 
 from potluck.cluster.agent import relaying as module
 from potluck.cluster.agent import remote_sequences
@@ -21,25 +26,6 @@ from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.sequence import NOTHING_COMMITTED, CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import SamplingParams
-
-Body = Callable[[PlayedCluster], Awaitable[None]]
-Run = Callable[[str, Body], None]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    def start(names: str, body: Body) -> None:
-        async def with_cluster() -> None:
-            cluster = PlayedCluster(monkeypatch, names)
-            try:
-                async with asyncio.timeout(20):
-                    await body(cluster)
-            finally:
-                await cluster.end()
-
-        run_in_virtual_time(with_cluster())
-
-    return start
 
 
 def a_request(num_tokens: int = 100, *, score_prompt: bool = False) -> SequenceRequest:
@@ -57,9 +43,7 @@ def waiting(seconds: float) -> DeploymentRecord:
 
 @pytest.mark.parametrize("score_prompt", [False, True])
 @pytest.mark.parametrize("gateway", ["b", "c"])
-def test_a_stream_goes_on_when_its_coordinator_is_lost(
-    run: Run, gateway: str, score_prompt: bool
-) -> None:
+def test_a_stream_goes_on_when_its_coordinator_is_lost(gateway: str, score_prompt: bool) -> None:
     """At the gateway that takes over itself, and at one that asks the successor."""
 
     async def body(cluster: PlayedCluster) -> None:
@@ -72,20 +56,20 @@ def test_a_stream_goes_on_when_its_coordinator_is_lost(
         (continuation,) = cluster["b"].continuations
         assert len(continuation.output_tokens) + continuation.num_scored >= 10
 
-    run("abc", body)
+    run_played("abc", body)
 
 
-def test_a_new_request_waits_for_a_coordinator(run: Run) -> None:
+def test_a_new_request_waits_for_a_coordinator() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         await cluster.kill("a")
         request = a_request(5)
         assert await cluster["c"].text(request) == undisturbed(request)
 
-    run("abc", body)
+    run_played("abc", body)
 
 
-def test_without_a_coordinator_for_too_long_there_is_one_clear_error(run: Run) -> None:
+def test_without_a_coordinator_for_too_long_there_is_one_clear_error() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", waiting(0.4))
         for name in "bc":
@@ -100,11 +84,11 @@ def test_without_a_coordinator_for_too_long_there_is_one_clear_error(run: Run) -
         assert 0.35 <= loop.time() - lost_at < 2
         assert "potluck ps" in raised.value.hint
 
-    run("abc", body)
+    run_played("abc", body)
 
 
 def test_time_that_a_coordinator_holds_a_sequence_does_not_count(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """How long it may wait there is for the coordinator to say."""
     generate = PlayedDeployment.generate
@@ -124,10 +108,10 @@ def test_time_that_a_coordinator_holds_a_sequence_does_not_count(
         request = a_request(5)
         assert await cluster["b"].text(request) == undisturbed(request)
 
-    run("ab", body)
+    run_played("ab", body)
 
 
-def test_a_coordinator_that_only_another_node_reaches_is_asked_through_that(run: Run) -> None:
+def test_a_coordinator_that_only_another_node_reaches_is_asked_through_that() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         request = a_request()
@@ -135,15 +119,15 @@ def test_a_coordinator_that_only_another_node_reaches_is_asked_through_that(run:
         await cluster["b"].receive(20)
         cluster.cut("ab")
         assert await reading == undisturbed(request)
-        started = [call[:2] for call in cluster.calls if call[2] == "deployment.start"]
+        started = [call[:2] for call in cluster.network.calls if call[2] == "deployment.start"]
         a, b, c = (NodeId(name * 16) for name in "abc")
         assert started == [(b, a), (b, c), (c, a)]
         assert cluster.coordinators() == ["a"]
 
-    run("abc", body)
+    run_played("abc", body)
 
 
-def test_a_relay_that_is_lost_is_replaced(run: Run) -> None:
+def test_a_relay_that_is_lost_is_replaced() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         cluster.cut("ab")
@@ -156,11 +140,11 @@ def test_a_relay_that_is_lost_is_replaced(run: Run) -> None:
         assert first == NOTHING_COMMITTED
         assert second.output_tokens
 
-    run("abcd", body)
+    run_played("abcd", body)
 
 
 @pytest.mark.slow
-def test_whoever_has_gone_on_alone_hands_its_streams_to_the_winner(run: Run) -> None:
+def test_whoever_has_gone_on_alone_hands_its_streams_to_the_winner() -> None:
     """No stream has a mixture, because only its gateway says what was committed."""
 
     async def body(cluster: PlayedCluster) -> None:
@@ -171,20 +155,19 @@ def test_whoever_has_gone_on_alone_hands_its_streams_to_the_winner(run: Run) -> 
         }
         await asyncio.sleep(0.1)
         cluster.cut("ac", "ad", "bc", "bd")
-        while cluster.coordinators() != ["a", "c"]:
-            await asyncio.sleep(0.01)
+        await reach(lambda: cluster.coordinators() == ["a", "c"], what="each half has one")
         await asyncio.sleep(0.1)
         cluster.heal()
         for name, each in reading.items():
             assert await each == undisturbed(requests[name]), name
         assert cluster.coordinators() == ["c"]
 
-    run("abcd", body)
+    run_played("abcd", body)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_is_cut_and_healed_every_token_comes_once(run: Run, seed: int) -> None:
+def test_whatever_is_cut_and_healed_every_token_comes_once(seed: int) -> None:
     async def body(cluster: PlayedCluster) -> None:
         chance = random.Random(seed)
         await cluster.deploy("a", a_record())
@@ -202,7 +185,7 @@ def test_whatever_is_cut_and_healed_every_token_comes_once(run: Run, seed: int) 
         for name, each in reading.items():
             assert await each == undisturbed(requests[name]), (name, seed)
 
-    run("abcd", body)
+    run_played("abcd", body)
 
 
 class Refusing:
@@ -237,7 +220,7 @@ class Refusing:
 )
 @pytest.mark.parametrize("gateway", ["a", "b"])
 def test_what_the_coordinator_refuses_is_not_asked_again(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, gateway: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, gateway: str
 ) -> None:
     async def body(cluster: PlayedCluster) -> None:
         refusing = Refusing(monkeypatch, error)
@@ -246,12 +229,10 @@ def test_what_the_coordinator_refuses_is_not_asked_again(
             await cluster[gateway].text(a_request())
         assert refusing.num_calls == 1
 
-    run("ab", body)
+    run_played("ab", body)
 
 
-def test_a_call_that_fails_again_and_again_is_given_up(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_fails_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(cluster: PlayedCluster) -> None:
         refusing = Refusing(monkeypatch, *[KeyError("a defect")] * 50)
         await cluster.deploy("a", a_record())
@@ -259,10 +240,10 @@ def test_a_call_that_fails_again_and_again_is_given_up(
             await cluster["b"].text(a_request())
         assert refusing.num_calls <= module._MAX_FAILED_CALLS
 
-    run("ab", body)
+    run_played("ab", body)
 
 
-def test_a_request_that_no_message_holds_is_refused_at_once(run: Run) -> None:
+def test_a_request_that_no_message_holds_is_refused_at_once() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         request = SequenceRequest(
@@ -271,10 +252,10 @@ def test_a_request_that_no_message_holds_is_refused_at_once(run: Run) -> None:
         with pytest.raises(ParameterError, match="bytes when sent to the coordinator"):
             await cluster["b"].text(request)
 
-    run("ab", body)
+    run_played("ab", body)
 
 
-def test_an_undeployed_model_ends_its_streams(run: Run) -> None:
+def test_an_undeployed_model_ends_its_streams() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         reading = [asyncio.ensure_future(cluster[name].text(a_request(1000))) for name in "ab"]
@@ -284,11 +265,11 @@ def test_an_undeployed_model_ends_its_streams(run: Run) -> None:
             with pytest.raises(EngineError, match="undeployed"):
                 await each
 
-    run("ab", body)
+    run_played("ab", body)
 
 
 def test_sequences_of_a_gateway_share_one_feed_until_it_has_been_idle(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_sequences, "_IDLE_SECONDS", 0.1)
 
@@ -296,7 +277,7 @@ def test_sequences_of_a_gateway_share_one_feed_until_it_has_been_idle(
         await cluster.deploy("a", a_record())
 
         def num_feeds() -> int:
-            return [call[2] for call in cluster.calls].count("deployment.feed")
+            return [call[2] for call in cluster.network.calls].count("deployment.feed")
 
         requests = [a_request(each) for each in (5, 20, 60)]
         texts = await asyncio.gather(*map(cluster["b"].text, requests))
@@ -309,10 +290,10 @@ def test_sequences_of_a_gateway_share_one_feed_until_it_has_been_idle(
         assert await cluster["b"].text(a_request(3)) == undisturbed(a_request(3))
         assert num_feeds() == 2
 
-    run("ab", body)
+    run_played("ab", body)
 
 
-def test_a_sequence_that_is_cancelled_before_it_was_started_is_never_computed(run: Run) -> None:
+def test_a_sequence_that_is_cancelled_before_it_was_started_is_never_computed() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         node = cluster["b"]
@@ -328,10 +309,10 @@ def test_a_sequence_that_is_cancelled_before_it_was_started_is_never_computed(ru
         assert not computing.num_live
         assert node.relaying.deployments == frozenset()
 
-    run("ab", body)
+    run_played("ab", body)
 
 
-def test_an_abandoned_stream_ends_at_the_coordinator(run: Run) -> None:
+def test_an_abandoned_stream_ends_at_the_coordinator() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         node = cluster["b"]
@@ -342,15 +323,14 @@ def test_an_abandoned_stream_ends_at_the_coordinator(run: Run) -> None:
         assert computing.num_live == 1
         await stream.aclose()
         await asyncio.wait_for(node.relaying.drain(5.0), 1)
-        while computing.num_live:
-            await asyncio.sleep(0.005)
+        await reach(lambda: not computing.num_live, what="its coordinator has ended it")
 
-    run("ab", body)
+    run_played("ab", body)
 
 
 @pytest.mark.slow
 def test_a_node_that_leaves_hands_over_and_ends_its_own_streams_last(
-    run: Run, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
@@ -374,7 +354,7 @@ def test_a_node_that_leaves_hands_over_and_ends_its_own_streams_last(
         assert cluster["a"].deployment() is None
         assert "took over demo" in caplog.text
 
-    run("abc", body)
+    run_played("abc", body)
 
 
 async def _ask_on(cluster: PlayedCluster, name: str) -> None:
@@ -384,7 +364,7 @@ async def _ask_on(cluster: PlayedCluster, name: str) -> None:
 
 
 def test_a_successor_that_cannot_is_passed_over_and_the_last_node_just_finishes(
-    run: Run, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body(cluster: PlayedCluster) -> None:
         cluster["b"].is_readable = False
@@ -398,10 +378,10 @@ def test_a_successor_that_cannot_is_passed_over_and_the_last_node_just_finishes(
         assert deployment.done[-1] == "finish"
         assert "no other node can take over demo" in caplog.text
 
-    run("abc", body)
+    run_played("abc", body)
 
 
-def test_stages_are_vacated_with_whoever_coordinates(run: Run) -> None:
+def test_stages_are_vacated_with_whoever_coordinates() -> None:
     async def body(cluster: PlayedCluster) -> None:
         await cluster.deploy("a", a_record())
         deployment = cluster["a"].deployment()
@@ -409,10 +389,10 @@ def test_stages_are_vacated_with_whoever_coordinates(run: Run) -> None:
         await cluster["b"].leaving.drain()
         assert deployment.done[-1] == f"continue_without {NodeId('b' * 16)}"
 
-    run("abc", body)
+    run_played("abc", body)
 
 
-def test_both_deployments_of_one_name_are_undeployed(run: Run) -> None:
+def test_both_deployments_of_one_name_are_undeployed() -> None:
     async def body(cluster: PlayedCluster) -> None:
         for coordinator, key in (("a", "d"), ("b", "e")):
             record: Any = msgspec.structs.replace(a_record(), deployment=key)
@@ -426,7 +406,7 @@ def test_both_deployments_of_one_name_are_undeployed(run: Run) -> None:
                 each.status.state for each in node.coordination.records.registry.records.values()
             } == {DeploymentState.REMOVED}
 
-    run("abc", body)
+    run_played("abc", body)
 
 
 def test_patience_adds_up_until_a_token_comes() -> None:

@@ -11,14 +11,13 @@ from typing import ClassVar
 import msgspec
 import pytest
 from support.cluster.calls import a_plan
-from support.cluster.edges import credentials
+from support.cluster.hosted_stages import stage_host
 from support.machines import hardware
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
-from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.listener import RoutedConnections
 from potluck.cluster.wire.calls import (
@@ -195,16 +194,10 @@ def make_host(
         async def report_lost(stage: StageLost) -> None:
             lost.append(stage)
 
-        notes = WorkerNotes(tmp_path)
-        host = StageHost(
-            credentials(A),
-            notes,
-            NodeUnits(lambda: PROBED, UnitChoice(backends=(*BACKENDS, CARD_SPEC)), lambda: OUT),
-            listen_host="127.0.0.1",
-            num_threads=1,
-            packed_cache_bytes=None,
-            unit_step_seconds=30.0,
-            stall_seconds=60.0,
+        choice = UnitChoice(backends=(*BACKENDS, CARD_SPEC))
+        host = stage_host(
+            tmp_path,
+            NodeUnits(lambda: PROBED, choice, lambda: OUT),
             orphan_seconds=orphan_seconds,
             unit_failed=lambda unit_id, failure: failed.append((unit_id, failure.fault)),
             report_lost=report_lost,

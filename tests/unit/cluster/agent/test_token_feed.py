@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,12 +50,8 @@ class Sequences:
         return lambda: self.cancelled.append(number)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await test()
-
-    run_in_virtual_time(bounded())
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_in_virtual_time(asyncio.wait_for(test(), 10))
 
 
 def test_what_a_step_gives_all_sequences_is_one_part() -> None:

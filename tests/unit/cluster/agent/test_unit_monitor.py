@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.engines.fake_backends.behaviour import device, spec
+from support.processes.waiting import until
 
 from potluck.cluster.agent import unit_monitor as module
 from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
@@ -94,11 +95,6 @@ class Node:
         time.sleep(self.seconds)
         return self.results.pop(0) if len(self.results) > 1 else self.results[0]
 
-    async def reach(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.005)
-
 
 @asynccontextmanager
 async def a_node(
@@ -125,8 +121,8 @@ def test_a_unit_that_failed_is_out_at_once_and_back_when_its_test_passes(
             assert node.outages.reasons()[GPU].startswith(
                 "hung: a step took long (tested again after"
             )
-            await node.reach(lambda: "its self-test fails" in node.outages.reasons()[GPU])
-            await node.reach(lambda: not node.outages.reasons())
+            await until(lambda: "its self-test fails" in node.outages.reasons()[GPU])
+            await until(lambda: not node.outages.reasons())
             assert [(unit_id, bool(reason)) for unit_id, reason in node.changes] == [
                 (GPU, True),
                 (GPU, False),
@@ -147,7 +143,7 @@ def test_while_a_test_takes_its_time_the_agent_does_nothing(
             started = time.process_time()
             await asyncio.sleep(0.4)
             used = time.process_time() - started
-            await node.reach(lambda: "its self-test passes" in node.outages.reasons()[GPU])
+            await until(lambda: "its self-test passes" in node.outages.reasons()[GPU])
             return used
 
     assert asyncio.run(run()) < 0.1
@@ -157,7 +153,7 @@ def test_suspicion_is_looked_into_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     async def run() -> None:
         async with a_node(monkeypatch) as node:
             node.outages.failed(GPU, NAN)
-            await node.reach(lambda: "NaN, and its self-test passes" in node.outages.reasons()[GPU])
+            await until(lambda: "NaN, and its self-test passes" in node.outages.reasons()[GPU])
             assert node.num_tests == 1
 
     asyncio.run(run())
@@ -171,9 +167,7 @@ def test_a_test_that_cannot_be_run_is_one_that_failed(monkeypatch: pytest.Monkey
         async with a_node(monkeypatch) as node:
             monkeypatch.setattr(module, "retest", fails)
             node.outages.failed(GPU, NAN)
-            await node.reach(
-                lambda: "fails: OSError: no more processes" in node.outages.reasons()[GPU]
-            )
+            await until(lambda: "fails: OSError: no more processes" in node.outages.reasons()[GPU])
 
     asyncio.run(run())
 
@@ -195,10 +189,10 @@ def test_an_idle_unit_is_tested_and_one_that_lies_is_out(
     async def run() -> None:
         async with a_node(monkeypatch) as node:
             node.workers = [FakeWorker() for _ in range(num_workers)]
-            await node.reach(lambda: node.num_tests >= 2)  # again and again
+            await until(lambda: node.num_tests >= 2)  # again and again
             assert node.outages.reasons() == {}
             node.results = [WRONG]
-            await node.reach(lambda: node.outages.reasons())
+            await until(lambda: node.outages.reasons())
             assert node.outages.reasons()[GPU].startswith(
                 "wrong numbers: its self-test failed while it was idle: off by one"
             )
@@ -216,11 +210,11 @@ def test_who_has_no_memory_left_for_a_test_is_not_blamed(monkeypatch: pytest.Mon
         async with a_node(monkeypatch) as node:
             worker = FakeWorker()
             node.workers, node.results = [worker], [REFUSES]
-            await node.reach(lambda: node.num_tests >= 2)
+            await until(lambda: node.num_tests >= 2)
             assert node.outages.reasons() == {}
             assert worker.failures == []
             node.workers = []
-            await node.reach(lambda: node.outages.reasons())
+            await until(lambda: node.outages.reasons())
             assert node.outages.reasons()[GPU].startswith("driver error: its self-test")
 
     asyncio.run(run())
@@ -253,7 +247,7 @@ def test_a_reserve_without_a_stage_is_left_alone(monkeypatch: pytest.MonkeyPatch
             assert node.num_tests == 0
             node.workers = [FakeWorker()]
             node.outages.failed(UnitId("of-other/works"), NO_MEMORY)  # ends the long pause
-            await node.reach(lambda: node.num_tests)
+            await until(lambda: node.num_tests)
 
     asyncio.run(run())
 
@@ -264,7 +258,7 @@ def test_a_worker_that_does_not_answer_hangs(monkeypatch: pytest.MonkeyPatch) ->
             worker = FakeWorker()
             worker.answers = False
             node.workers = [worker]
-            await node.reach(lambda: worker.failures)
+            await until(lambda: worker.failures)
             error = worker.failures[0]
             assert isinstance(error, UnitFaultError)
             assert (error.fault, error.message) == (
@@ -293,7 +287,7 @@ def test_what_is_dangerous_is_not_met_again_by_an_agent_that_restarts(
     async def run() -> None:
         async with a_node(monkeypatch, cache=cache) as node:
             node.outages.failed(GPU, HUNG)
-            await node.reach(lambda: not trial(cache).works)
+            await until(lambda: not trial(cache).works)
 
     assert trial(cache).works
     asyncio.run(run())
@@ -325,13 +319,13 @@ def test_one_that_stays_out_comes_back_when_somebody_tries_it(
     async def run() -> None:
         async with a_node(monkeypatch, cache=cache) as node:
             for _ in range(3):
-                await node.reach(lambda: not node.outages.reasons())
+                await until(lambda: not node.outages.reasons())
                 node.outages.failed(GPU, NO_MEMORY)
             assert "fault 3 within an hour" in node.outages.reasons()[GPU]
-            await node.reach(lambda: GPU in node.care._quarantined)
+            await until(lambda: GPU in node.care._quarantined)
             assert not trial(cache).works
             assert trial(cache, retry=True).works
-            await node.reach(lambda: not node.outages.reasons())
+            await until(lambda: not node.outages.reasons())
 
     monkeypatch.setattr("potluck.types.unit.PAUSES_SECONDS", (0.02,))
     monkeypatch.setattr(module, "_REST_SECONDS", 0.05)
@@ -361,10 +355,8 @@ def test_a_defect_in_a_look_or_in_a_test_does_not_end_the_care(
     async def run() -> None:
         async with a_node(monkeypatch) as node:
             node.outages.failed(GPU, NAN)
-            await node.reach(
-                lambda: "fails: KeyError: 'a test'" in node.outages.reasons().get(GPU, "")
-            )
-            await node.reach(lambda: GPU not in node.outages.reasons())
+            await until(lambda: "fails: KeyError: 'a test'" in node.outages.reasons().get(GPU, ""))
+            await until(lambda: GPU not in node.outages.reasons())
 
     asyncio.run(run())
     assert "could not check the units" in caplog.text

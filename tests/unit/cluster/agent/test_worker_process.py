@@ -7,14 +7,13 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from support.processes.waiting import done_within
+from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.agent import worker_process as module
 from potluck.cluster.agent.worker_process import WorkerProcess
@@ -329,8 +328,7 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
             loading = asyncio.create_task(load(process))
             await asyncio.sleep(0)  # it is told to
             # The loop hears of the end only after this.
-            while not module._has_ended(process.pid):
-                time.sleep(0.01)
+            eventually(lambda: module._has_ended(process.pid), what="its process has ended")
             process.kill()
             with pytest.raises(UnitFaultError):
                 await loading

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 import pytest
+from support.scheduling.played_pipeline import PlayedPipeline
 from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
@@ -35,7 +36,7 @@ from potluck.types.sequence import (
     SequenceRequest,
     SequenceUpdate,
 )
-from potluck.types.step import SampledToken, SamplingParams, Step
+from potluck.types.step import SampledToken, SamplingParams
 
 LIMITS = SchedulerLimits(
     num_blocks=8, context_tokens=64, max_step_tokens=64, max_step_sequences=8, max_steps_in_flight=1
@@ -43,31 +44,6 @@ LIMITS = SchedulerLimits(
 REQUEST = SequenceRequest(prompt_tokens=(1, 2), sampling=SamplingParams(), max_new_tokens=4)
 OTHER = dataclasses.replace(REQUEST, prompt_tokens=(7, 8))
 NO_ROOM = InsufficientMemoryError(4 << 30, 1 << 30, "3 GiB of memory are missing", hint="add some")
-
-
-class PlayedPipeline:
-    """Answers a step with the positions of its tokens when it is told to."""
-
-    sent = None
-
-    def __init__(self, on_outcome: OnOutcome, on_lost: OnOver) -> None:
-        self.on_outcome, self.on_lost = on_outcome, on_lost
-        self.steps: list[Step] = []
-        self.is_closed = False
-
-    def submit(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def answer(self) -> None:
-        step = self.steps.pop(0)
-        ends = [(part.sequence_id, part.start_position + len(part.tokens)) for part in step.slices]
-        sampled = tuple(
-            SampledToken(sequence_id=each, position=end, token=end) for each, end in ends
-        )
-        self.on_outcome(StepOutcome(step=step, sampled=sampled))
 
 
 class Played:
@@ -119,24 +95,15 @@ class Played:
         self.answering.judge(await self.answering.detach(), defect)
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await test()
-
-    run_in_virtual_time(bounded())
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_in_virtual_time(asyncio.wait_for(test(), 10))
 
 
 def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
     async def test() -> None:
         played = Played()
         task, tokens = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         assert not played.answering.is_attached
         assert played.answering.load.num_waiting == 1
         played.attach()
@@ -154,15 +121,15 @@ def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> 
         played = Played()
         played.attach()
         task, tokens = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         played.pipeline.answer()
         played.pipeline.answer()
         old = played.pipeline
         await played.lose(EngineError("gone"))
-        assert old.is_closed
+        assert old.num_closes == 1
         assert [each.message for each in played.overs] == ["gone"]
         old.answer()
-        await settle()
+        await asyncio.sleep(0.001)
         assert tokens == [2, 3]
         assert played.answering._dispatcher.num_dropped_outcomes == 1
         played.attach()
@@ -183,7 +150,7 @@ def test_a_continuation_yields_what_follows_it() -> None:
         played = Played()
         played.attach()
         task, tokens = played.ask(REQUEST, Continuation(output_tokens=(2, 3, 4)))
-        await settle()
+        await asyncio.sleep(0.001)
         played.pipeline.answer()
         await task
         assert tokens == [5]
@@ -201,12 +168,12 @@ def test_a_grammar_that_does_not_fit_in_a_frame_is_refused() -> None:
         played.attach()
         for num_characters, is_taken in ((MAX_GRAMMAR_BYTES, True), (MAX_GRAMMAR_BYTES + 1, False)):
             task, _ = played.ask(dataclasses.replace(REQUEST, grammar="x" * num_characters))
-            await settle()
+            await asyncio.sleep(0.001)
             assert bool(played.pipeline.steps) is is_taken
             if is_taken:
                 played.pipeline.answer()
                 task.cancel()
-                await settle()
+                await asyncio.sleep(0.001)
                 played.pipeline.steps.clear()
             else:
                 with pytest.raises(ParameterError, match="grammar"):
@@ -227,11 +194,11 @@ def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
 
         played.answering.start(REQUEST, fail)
         task, tokens = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         for _ in range(6):
             if played.pipeline.steps:
                 played.pipeline.answer()
-            await settle()
+            await asyncio.sleep(0.001)
         await task
         assert len(updates) == 1
         assert tokens == [2, 3, 4, 5]
@@ -259,14 +226,14 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
             for index in part.wanted
         )
         played.pipeline.on_outcome(StepOutcome(step=step, sampled=sampled))
-        await settle()
+        await asyncio.sleep(0.001)
         (update,) = updates
         assert isinstance(update, SequenceUpdate)
         assert [token.position for token in update.tokens] == [1, 2, 3, 4]
         played.pipeline.answer()  # on its way when the sequence is cancelled
         cancel()
         cancel()
-        await settle()
+        await asyncio.sleep(0.001)
         assert len(updates) == 1
         assert played.answering.load.num_running == 0
 
@@ -278,7 +245,7 @@ def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> 
         played = Played(wait_seconds=60.0)
         answering = played.answering
         first, _ = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         assert answering.expire(NO_ROOM, 1059.9) == 1060.0
         played.attach()
         assert answering.expire(NO_ROOM, 5000.0) is None, "it is computed"
@@ -286,7 +253,7 @@ def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> 
         await played.lose(EngineError("gone"))
         played.now = 5030.0
         second, _ = played.ask(OTHER)
-        await settle()
+        await asyncio.sleep(0.001)
         assert answering.expire(NO_ROOM, 5059.9) == 5060.0
         assert answering.expire(NO_ROOM, 5060.0) == 5090.0
         with pytest.raises(InsufficientMemoryError, match="3 GiB of memory are missing"):
@@ -306,7 +273,7 @@ def test_a_timer_ends_the_wait_with_the_reason_of_that_moment() -> None:
         played = Played(wait_seconds=0.1, clock=loop.time)
         started = loop.time()
         task, _ = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         played.reason = EngineError("still loading")
         await asyncio.sleep(0.05)
         later, _ = played.ask()
@@ -355,13 +322,13 @@ def test_too_many_that_wait_are_told_when_to_come_again(monkeypatch: pytest.Monk
     async def test() -> None:
         played = Played()
         tasks = [played.ask()[0] for _ in range(3)]
-        await settle()
+        await asyncio.sleep(0.001)
         refused, _ = played.ask()
         with pytest.raises(OverloadedError) as raised:
             await refused
         assert raised.value.retry_after_seconds == 17
         continued, _ = played.ask(REQUEST, Continuation(output_tokens=(2,)))
-        await settle()
+        await asyncio.sleep(0.001)
         assert not continued.done(), "it was admitted once"
         another, _ = played.ask(REQUEST, Continuation(output_tokens=(2,)))
         with pytest.raises(OverloadedError):
@@ -381,9 +348,9 @@ def test_only_a_defect_accuses_and_only_the_guilty_ends() -> None:
         played = Played()
         played.attach()
         guilty, _ = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         innocent, tokens = played.ask(OTHER)  # waits for the step in flight
-        await settle()
+        await asyncio.sleep(0.001)
         await played.lose(EngineError("a node was lost"))
         played.attach()
         assert len(played.pipeline.steps[0].slices) == 2, "nobody is accused"
@@ -405,7 +372,7 @@ def test_only_a_defect_accuses_and_only_the_guilty_ends() -> None:
             await again
         cleared, _ = played.ask(OTHER)
         other, _ = played.ask(dataclasses.replace(REQUEST, prompt_tokens=(5,)))
-        await settle()
+        await asyncio.sleep(0.001)
         played.pipeline.answer()
         assert len(played.pipeline.steps[0].slices) == 2, "it has completed, and is no suspect"
         await played.answering.end(EngineError("over"))
@@ -419,7 +386,7 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
         played = Played()
         played.attach()
         task, tokens = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         played.pipeline.answer()
         played.answering.move()
         assert not played.answering.is_attached
@@ -428,7 +395,7 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
             await task
         assert tokens == [2]
         await played.answering.end(EngineError("undeployed"))
-        assert played.pipeline.is_closed
+        assert played.pipeline.num_closes == 1
         late, _ = played.ask()
         with pytest.raises(MovedError):
             await late
@@ -440,7 +407,7 @@ def test_the_end_ends_all_that_wait_and_later_requests() -> None:
     async def test() -> None:
         played = Played()
         task, _ = played.ask()
-        await settle()
+        await asyncio.sleep(0.001)
         assert await played.answering.end(EngineError("undeployed")) == ()
         assert await played.answering.end(EngineError("undeployed again")) == ()
         late, _ = played.ask()
@@ -457,9 +424,9 @@ def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch
         played = Played()
         played.attach()
         answers = [played.ask(dataclasses.replace(REQUEST, prompt_tokens=(n,))) for n in (1, 2, 3)]
-        await settle()
+        await asyncio.sleep(0.001)
         played.pipeline.answer()  # the first sequence was in a step alone
-        await settle()
+        await asyncio.sleep(0.001)
         wakes: list[object] = []
         loop = asyncio.get_running_loop()
         call_soon = loop.call_soon_threadsafe
@@ -472,11 +439,11 @@ def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch
         assert len(played.pipeline.steps[0].slices) == 3
         played.pipeline.answer()
         assert len(wakes) == 1
-        await settle()
+        await asyncio.sleep(0.001)
         assert [len(tokens) for _, tokens in answers] == [2, 1, 1]
         while played.pipeline.steps:
             played.pipeline.answer()
-            await settle()
+            await asyncio.sleep(0.001)
         for task, tokens in answers:
             await task
             assert len(tokens) == 4

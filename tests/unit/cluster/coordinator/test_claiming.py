@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from support.cluster.calls import A, B, C, a_record, changed, stage_on
+from support.cluster.calls import A, B, C, PlayedMembership, a_record, changed, stage_on
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim, is_quorum
@@ -44,25 +44,21 @@ def test_half_of_the_holders_or_all_stages_are_a_quorum(
     assert is_quorum(known, granted) is is_enough
 
 
-class Nodes:
+class Nodes(PlayedMembership):
     """Members by what they answer; None of one that does not."""
 
-    node_id = A
-
     def __init__(self, **answers: ClaimAnswer | None) -> None:
-        self.answers = {NodeId(name * 16): answer for name, answer in answers.items()}
+        by_node = {NodeId(name * 16): answer for name, answer in answers.items()}
 
-    def nodes(self) -> frozenset[NodeId]:
-        return frozenset(self.answers) - {A}
+        async def decide(node: NodeId, payload: bytes) -> bytes:
+            decode(payload, Claim)
+            answer = by_node[node]
+            if answer is None:
+                await asyncio.sleep(0.01)
+                raise CallError("no answer")
+            return encode(answer)
 
-    async def call(self, node: NodeId, method: str, payload: bytes, **_: object) -> bytes:
-        assert method == "deployment.claim"
-        decode(payload, Claim)
-        answer = self.answers[node]
-        if answer is None:
-            await asyncio.sleep(0.01)
-            raise CallError("no answer")
-        return encode(answer)
+        super().__init__(others={*by_node} - {A}, answers={"deployment.claim": decide})
 
     def claim(
         self, known: DeploymentRecord, *required: NodeId, may_be_alone: bool = False

@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 from support.cluster.calls import A, B, PlayedMembership, a_plan, a_record, changed, stage_on
+from support.scheduling.played_pipeline import PlayedPipeline
 from support.scheduling.updates import tokens_of
-from support.virtual_time.run import run_in_virtual_time
+from support.virtual_time.run import reach, run_in_virtual_time
 
 from potluck.cluster.coordinator import attempt, epoch_end, machine, published_record
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
@@ -40,7 +41,6 @@ from potluck.errors import (
     RefusedRequestError,
 )
 from potluck.placement.planned import PlannedModel
-from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
@@ -57,35 +57,7 @@ from potluck.types.groups import LayoutStage
 from potluck.types.placement import Preferences
 from potluck.types.program import Shard
 from potluck.types.sequence import SequenceRequest
-from potluck.types.step import SampledToken, SamplingParams, Step
-
-
-class SilentPipeline:
-    """Steps never come back."""
-
-    sent = None
-    latest: ClassVar[SilentPipeline]
-
-    def __init__(self, *arguments: Any, **__: object) -> None:
-        self.on_outcome: OnOutcome = arguments[2]
-        self.on_lost: Callable[[PotluckError], None] = arguments[3]
-        self.steps: list[Step] = []
-        SilentPipeline.latest = self
-
-    def submit(self, step: Step) -> None:
-        self.steps.append(step)
-
-    def answer(self) -> None:
-        """Complete the oldest step after all; each sequence gets its next position as a token."""
-        step = self.steps.pop(0)
-        ends = [(part.sequence_id, part.start_position + len(part.tokens)) for part in step.slices]
-        sampled = tuple(
-            SampledToken(sequence_id=each, position=end, token=end) for each, end in ends
-        )
-        self.on_outcome(StepOutcome(step=step, sampled=sampled))
-
-    def close(self) -> None:
-        return
+from potluck.types.step import SamplingParams
 
 
 def a_planned_stage() -> SimpleNamespace:
@@ -129,7 +101,7 @@ class Cluster:
         monkeypatch.setattr(attempt, "connect_stages", self._connect)
         plan = PlanRecord(stages=(stage_on(B),))
         monkeypatch.setattr(attempt, "plan_record", lambda _: plan)
-        monkeypatch.setattr(attempt, "RemotePipeline", SilentPipeline)
+        monkeypatch.setattr(attempt, "RemotePipeline", self.open_pipeline)
         profile = SimpleNamespace(
             config=SimpleNamespace(hidden_size=8, vocab_size=100, num_layers=4, has_logits=True)
         )
@@ -201,18 +173,21 @@ class Cluster:
             raise self.connect_failures.pop(0)
         return SimpleNamespace(close=_ignore), SimpleNamespace(close=_ignore)
 
+    def open_pipeline(self, *arguments: Any, **_: object) -> PlayedPipeline:
+        self.pipeline = PlayedPipeline(*arguments[2:4])
+        return self.pipeline
+
     async def reach(self, state: DeploymentState, *, epoch: int) -> None:
-        async with asyncio.timeout(5):
-            while (
-                self.deployment.record.status.state is not state
-                or self.deployment.record.epoch.number != epoch
-            ):
-                await asyncio.sleep(0.005)
+        deployment = self.deployment
+        await reach(
+            lambda: (
+                (deployment.record.status.state, deployment.record.epoch.number) == (state, epoch)
+            ),
+            what=f"it is {state.value} in epoch {epoch}",
+        )
 
     async def loading(self) -> None:
-        async with asyncio.timeout(5):
-            while not self.num_loading:
-                await asyncio.sleep(0.005)
+        await reach(lambda: self.num_loading, what="stages are loaded")
 
 
 def _ignore() -> None:
@@ -245,15 +220,15 @@ def test_sequences_go_on_after_a_lost_node_and_new_ones_wait(
         load = cluster.deployment.load
         assert load is not None
         assert load.num_running == 1
-        SilentPipeline.latest.answer()
-        SilentPipeline.latest.answer()
+        cluster.pipeline.answer()
+        cluster.pipeline.answer()
         await asyncio.sleep(0.01)
         cluster.may_load.clear()
         cluster.deployment.node_left(B)
         await cluster.loading()
         assert cluster.membership.called("stage.stop") == []
         assert cluster.deployment.load is None
-        SilentPipeline.latest.answer()  # too late
+        cluster.pipeline.answer()  # too late
         waiting = asyncio.create_task(
             ask(cluster, dataclasses.replace(REQUEST, prompt_tokens=(9,)))
         )
@@ -261,10 +236,10 @@ def test_sequences_go_on_after_a_lost_node_and_new_ones_wait(
         assert tokens == [2, 3]
         cluster.may_load.set()
         await cluster.reach(DeploymentState.READY, epoch=2)
-        (step,) = SilentPipeline.latest.steps
+        (step,) = cluster.pipeline.steps
         assert [part.tokens for part in step.slices] == [(1, 2, 2, 3), (9,)]
         assert [each.output_tokens for each in step.opened] == [(2, 3), ()]
-        SilentPipeline.latest.answer()
+        cluster.pipeline.answer()
         await asyncio.sleep(0.01)
         assert tokens == [2, 3, 4]
         await cluster.deployment.close()
@@ -670,7 +645,7 @@ def test_a_request_that_ends_two_epochs_by_a_defect_is_refused_and_named(
         await cluster.deployment.start()
         asking = await computed(cluster, guilty)
         for epoch in (2, 3):
-            SilentPipeline.latest.on_lost(DEFECT)
+            cluster.pipeline.on_lost(DEFECT)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
         assert await errors_of(asking) == [RefusedRequestError]
         with pytest.raises(RefusedRequestError, match="has twice crashed demo"):
@@ -720,13 +695,13 @@ def test_only_who_was_in_a_step_is_a_suspect(monkeypatch: pytest.MonkeyPatch) ->
         waiting = dataclasses.replace(REQUEST, prompt_tokens=(3,))
         guilty, other = await computed(cluster, REQUEST, waiting)  # one step at a time
         for epoch in (2, 3):
-            assert [len(step.slices) for step in SilentPipeline.latest.steps] == [1]
-            SilentPipeline.latest.on_lost(DEFECT)
+            assert [len(step.slices) for step in cluster.pipeline.steps] == [1]
+            cluster.pipeline.on_lost(DEFECT)
             await cluster.reach(DeploymentState.READY, epoch=epoch)
         assert await errors_of([guilty]) == [RefusedRequestError]
         with pytest.raises(RefusedRequestError):
             await ask(cluster)
-        (step,) = SilentPipeline.latest.steps
+        (step,) = cluster.pipeline.steps
         assert [part.tokens for part in step.slices] == [waiting.prompt_tokens]
         assert not other.done()
         other.cancel()
@@ -959,17 +934,17 @@ def test_a_worker_that_stalls_is_told_of_by_either_of_two_ways(
 
 
 def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[SilentPipeline]] = []
-
-    def make(*arguments: Any, **options: Any) -> SilentPipeline:
-        pipeline = SilentPipeline(*arguments, **options)
-        made.append(weakref.ref(pipeline))
-        return pipeline
-
+    made: list[weakref.ref[PlayedPipeline]] = []
     monkeypatch.setattr(machine, "PAUSE_SECONDS", (0.0,))
 
     async def run() -> None:
         cluster = Cluster(monkeypatch)
+
+        def make(*arguments: Any, **options: object) -> PlayedPipeline:
+            pipeline = cluster.open_pipeline(*arguments, **options)
+            made.append(weakref.ref(pipeline))
+            return pipeline
+
         monkeypatch.setattr(attempt, "RemotePipeline", make)
         await cluster.deployment.start()
         asking = await computed(cluster, REQUEST)
@@ -984,9 +959,9 @@ def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
         gc.collect()
         assert len(made) == 21
         assert sum(each() is not None for each in made) == 1
-        async with asyncio.timeout(10):  # the last epoch's own tasks may still be on their way
-            while len(asyncio.all_tasks()) > num_tasks:
-                await asyncio.sleep(0.01)
+        await reach(
+            lambda: len(asyncio.all_tasks()) <= num_tasks, within=10, what="an epoch's tasks end"
+        )
         await cluster.deployment.close()
         assert await errors_of(asking) == [MovedError]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster.calls import A, B, a_record, changed, stage_on
+from support.cluster.calls import A, B, PlayedMembership, a_record, changed, stage_on
 from support.placement.predictions import prediction
 from support.virtual_time.run import run_in_virtual_time
 
@@ -92,18 +91,6 @@ def test_a_loaded_step_has_its_part_of_the_streams(
     assert loaded_sequences(None) is None
 
 
-@dataclass(slots=True)
-class Membership:
-    """Answers ``stage.stats`` with what each node is given to say."""
-
-    answers: dict[NodeId, bytes]
-    node_id: NodeId = A
-
-    async def call(self, node: NodeId, method: str, *_: object, timeout_seconds: float) -> bytes:
-        assert method == "stage.stats"
-        return self.answers[node]
-
-
 def collect_metrics(answers: dict[NodeId, bytes]) -> ModelMetrics:
     record = changed(a_record(3, stages=(stage_on(A), stage_on(B))), prediction=prediction(A, B))
     own = own_metrics(
@@ -121,9 +108,10 @@ def collect_metrics(answers: dict[NodeId, bytes]) -> ModelMetrics:
         generated=GENERATED,
     )
     assert own.stages == ()
-    return run_in_virtual_time(
-        with_stages(cast(Any, Membership(answers)), record, own, SentTotals())
+    membership = PlayedMembership(
+        others={A, B}, answers={"stage.stats": lambda node, _: answers[node]}
     )
+    return run_in_virtual_time(with_stages(cast(Any, membership), record, own, SentTotals()))
 
 
 def test_predictions_and_measurements_go_to_whoever_asks() -> None:

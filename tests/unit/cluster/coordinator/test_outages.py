@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -38,21 +37,17 @@ def a_report(node_id: NodeId) -> NodeReport:
     )
 
 
-@dataclass(slots=True)
-class Reports(PlayedMembership):
-    """Every node that is there reports two units, and that the GPU is out."""
+def reporting(*others: NodeId) -> PlayedMembership:
+    """Every node that is there reports two units, and that the GPU is out; ``C`` makes no sense."""
 
-    async def call(
-        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
-    ) -> bytes:
-        await PlayedMembership.call(self, node_id, method, payload, timeout_seconds=timeout_seconds)
-        if node_id == C:
-            return b"no report"
-        return encode(a_report(node_id))
+    def report(node_id: NodeId, _: bytes) -> bytes:
+        return b"no report" if node_id == C else encode(a_report(node_id))
+
+    return PlayedMembership(others=set(others), answers={"node.report": report})
 
 
 def test_units_of_the_plan_that_are_out_by_now() -> None:
-    membership = Reports(others={B, C})
+    membership = reporting(B, C)
     gpu = msgspec.structs.replace(stage_on(B), unit_id=UnitId("gpu/played"))
     lost = stage_on(NodeId("d" * 16))  # not there any more
     stages = (stage_on(A), gpu, stage_on(C), lost)
@@ -62,5 +57,5 @@ def test_units_of_the_plan_that_are_out_by_now() -> None:
 
 
 def test_who_has_no_stage_on_it_does_not_mind() -> None:
-    membership = Reports(others={B})
+    membership = reporting(B)
     assert run_in_virtual_time(units_out(cast(Any, membership), (stage_on(B),))) == ()

@@ -176,28 +176,14 @@ def test_a_stage_that_stands_still_for_good_is_always_found(seed: int) -> None:
         assert case.now - frozen_at <= (1 if frozen is STOPPED else IDLE_SECONDS + 2)
 
 
-class Played(PlayedMembership):
-    """Its nodes answer what the test wants."""
-
-    def __init__(self) -> None:
-        super().__init__(others={B})
-        self.answers: dict[NodeId, Callable[[], StageChecks]] = {}
-
-    async def call(
-        self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
-    ) -> bytes:
-        self.calls.append((node_id, method, payload))
-        if method == "stage.check":
-            await asyncio.sleep(0)
-            return encode(self.answers[node_id]())
-        return b""
-
-
 class Asking:
     """Stage 0 is on node A, stage 1 on B."""
 
     def __init__(self) -> None:
-        self.membership = Played()
+        self.checks: dict[NodeId, Callable[[], StageChecks]] = {}
+        self.membership = PlayedMembership(
+            others={B}, answers={"stage.check": lambda node, _: encode(self.checks[node]())}
+        )
         self.losses: list[PotluckError] = []
         self.is_awaited = True
         self.record = a_record(3, stages=(stage_on(A), stage_on(B)))
@@ -206,7 +192,7 @@ class Asking:
 
     def says(self, *checks: dict[int, StageCheck]) -> None:
         for node, each in zip((A, B), checks, strict=True):
-            self.membership.answers[node] = lambda each=each: StageChecks(stages=each)  # type: ignore[misc]
+            self.checks[node] = lambda each=each: StageChecks(stages=each)  # type: ignore[misc]
 
     async def ask(self, number: int = 7, *, waited_seconds: float = 1.0) -> None:
         overdue = OverdueStep(
@@ -284,7 +270,7 @@ def test_an_answer_that_comes_after_the_step_does_not_count() -> None:
             asking.is_awaited = False
             return StageChecks(stages={1: STOPPED})
 
-        asking.membership.answers[B] = late
+        asking.checks[B] = late
         await asking.ask()
         assert asking.losses == []
         assert asking.membership.called("stage.abandon") == []
@@ -301,7 +287,7 @@ def test_a_node_that_fails_to_answer_is_in_doubt(monkeypatch: pytest.MonkeyPatch
         def fails() -> StageChecks:
             raise CallError("it does not answer")
 
-        asking.membership.answers[B] = fails
+        asking.checks[B] = fails
         await asking.ask()
         await asyncio.sleep(0.3)
         (error,) = asking.losses

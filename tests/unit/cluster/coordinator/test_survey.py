@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from support.cluster.calls import PlayedMembership
 from support.cluster.node_reports import node_report
 from support.virtual_time.run import run_in_virtual_time
 
@@ -33,27 +34,21 @@ def report_of(node: NodeId, **changes: Any) -> NodeReport:
     return node_report(node, **{"units": (UNIT,), "usable_bytes": 2**30, **changes})
 
 
-class Nodes:
-    """A membership whose nodes answer with ``reports``."""
+def nodes_of(reports: dict[NodeId, NodeReport]) -> Membership:
+    """Return a membership whose nodes answer with ``reports``."""
 
-    node_id = OWN
-
-    def __init__(self, reports: dict[NodeId, NodeReport]) -> None:
-        self._reports = reports
-
-    def nodes(self) -> frozenset[NodeId]:
-        return frozenset(self._reports) - {OWN}
-
-    async def call(self, node: NodeId, method: str, payload: bytes, **_: float) -> bytes:
-        if method == "node.report":
-            return encode(self._reports[node])
+    def survey(node: NodeId, _: bytes) -> bytes:
         speeds = NodeSpeeds(node_id=node)
-        return encode(NodeSurvey(report=self._reports[node], check=None, speeds=speeds))
+        return encode(NodeSurvey(report=reports[node], check=None, speeds=speeds))
+
+    answers = {"node.report": lambda node, _: encode(reports[node]), "node.survey": survey}
+    others = set(reports) - {OWN}
+    return cast(Membership, PlayedMembership(node_id=OWN, others=others, answers=answers))
 
 
 def reasons_against(report: NodeReport) -> list[str]:
     """Return why the report of the node ``OTHER`` is not used; the own one is in any case."""
-    nodes = cast(Membership, Nodes({OWN: report_of(OWN), OTHER: report}))
+    nodes = nodes_of({OWN: report_of(OWN), OTHER: report})
     reports, silent = run_in_virtual_time(gather_reports(nodes))
     assert OWN in [each.node_id for each in reports]
     assert len(reports) + len(silent) == 2

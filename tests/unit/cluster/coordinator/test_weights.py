@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster.calls import a_record, changed, stage_on
 from support.cluster.node_reports import node_report
+from support.cluster.store_files import digests_of
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.coordinator.survey import _nodes_with_model
@@ -69,12 +70,6 @@ RECORD = changed(
     manifest=MANIFEST,
 )
 SHARD = Shard.whole(2)
-
-
-def digests_of(data: bytes) -> bytes:
-    """Of its chunks, one after the other."""
-    starts = range(0, len(data), CHUNK_BYTES)
-    return b"".join(hashlib.sha256(data[at : at + CHUNK_BYTES]).digest() for at in starts)
 
 
 class Nodes:

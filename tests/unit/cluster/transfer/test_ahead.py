@@ -5,15 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cluster.transfers import (
-    JOB,
-    TransferNode,
-    content_of,
-    file_bytes,
-    from_peer,
-    manifest_of,
-    nodes,
-)
+from support.cluster.store_files import content_of
+from support.cluster.transfers import JOB, TransferNode, file_bytes, from_peer, manifest_of, nodes
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer import fetch_order

@@ -13,15 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.cluster.edges import OTHER_SECRET, credentials
-from support.cluster.transfers import (
-    JOB,
-    content_of,
-    digests_of,
-    file_bytes,
-    from_peer,
-    manifest_of,
-    nodes,
-)
+from support.cluster.store_files import content_of, digests_of
+from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of, nodes
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer import assignments, jobs, peer_frames, peer_lane, peer_session

@@ -10,15 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.cluster.transfers import (
-    JOB,
-    content_of,
-    file_bytes,
-    from_hub,
-    from_peer,
-    manifest_of,
-    nodes,
-)
+from support.cluster.store_files import content_of
+from support.cluster.transfers import JOB, file_bytes, from_hub, from_peer, manifest_of, nodes
 from support.network.fake_hub import FakeHub, Repository, serve_hub
 from support.processes.waiting import done_within, eventually
 

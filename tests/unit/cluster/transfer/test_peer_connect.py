@@ -12,14 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.cluster.edges import credentials
-from support.cluster.transfers import (
-    TransferNode,
-    content_of,
-    file_bytes,
-    from_peer,
-    manifest_of,
-    nodes,
-)
+from support.cluster.store_files import content_of
+from support.cluster.transfers import TransferNode, file_bytes, from_peer, manifest_of, nodes
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer import assignments, peer_lane

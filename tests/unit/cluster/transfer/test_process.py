@@ -14,14 +14,8 @@ from pathlib import Path
 
 import pytest
 from support.cluster.certificates import TestAuthority
-from support.cluster.transfers import (
-    JOB,
-    content_of,
-    digests_of,
-    file_bytes,
-    from_peer,
-    manifest_of,
-)
+from support.cluster.store_files import content_of, digests_of
+from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of
 from support.processes.waiting import until
 
 from potluck.cluster.network.trust.connection_sources import connection_channel, hand_over

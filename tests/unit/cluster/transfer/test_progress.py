@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.cluster.transfers import content_of, file_bytes, from_hub, from_peer, manifest_of
+from support.cluster.store_files import content_of
+from support.cluster.transfers import file_bytes, from_hub, from_peer, manifest_of
 
 from potluck.cluster.transfer.demand import Demand
 from potluck.cluster.transfer.jobs import JobProgress

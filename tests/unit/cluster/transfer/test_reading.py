@@ -6,14 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.cluster.transfers import (
-    JOB,
-    content_of,
-    file_bytes,
-    from_peer,
-    manifest_of,
-    nodes,
-)
+from support.cluster.store_files import content_of
+from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of, nodes
 
 from potluck.errors import ModelFileError, TransferError
 from potluck.types.content import CHUNK_BYTES

@@ -7,32 +7,23 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cluster.transfers import JOB, content_of, file_bytes, from_peer, manifest_of, nodes
+from support.cluster.store_files import content_of
+from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of, nodes
+from support.virtual_time.run import ManualClock
 
 from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.types.content import CHUNK_BYTES
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_without_a_limit_nothing_waits() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     share = Share(clock=clock, sleep=clock.sleep)
     share.spend(10**12)
     assert clock.now == 100.0
 
 
 def test_what_is_spent_takes_its_time() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     share = Share(clock=clock, sleep=clock.sleep)
     share.set_limit(1e6)
     for _ in range(100):
@@ -41,7 +32,7 @@ def test_what_is_spent_takes_its_time() -> None:
 
 
 def test_a_pause_saves_up_little() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     share = Share(clock=clock, sleep=clock.sleep)
     share.set_limit(1e6)
     clock.now += 1000
@@ -51,7 +42,7 @@ def test_a_pause_saves_up_little() -> None:
 
 
 def test_a_limit_can_be_lifted() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     share = Share(clock=clock, sleep=clock.sleep)
     share.set_limit(1.0)
     share.set_limit(None)

@@ -6,9 +6,9 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.process_facts import num_descriptors
 from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.network.membership.sockets import MAX_UNSENT_BYTES, LinkSockets, endpoint_of
@@ -127,10 +127,6 @@ def test_no_descriptor_is_kept(pair: tuple[socket.socket, socket.socket]) -> Non
     sockets.close()
     sockets.opened("peer", *ends(client))
     assert num_descriptors() == before
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def fill(client: socket.socket) -> None:

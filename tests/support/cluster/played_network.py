@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from potluck.errors import CallError, NodeLostError, PotluckError, SilentNodeErr
 from potluck.types.cluster import NodeId
 
 LEASE_SECONDS = 1.0
+
+_LOG = logging.getLogger("potluck.played_network")
 
 
 class Process:
@@ -99,6 +103,7 @@ class Process:
     def _begin(self, node_id: NodeId, method: str, payload: bytes, *, is_stream: bool) -> _Call:
         if node_id != self.node_id and node_id not in self.there:
             raise NodeLostError(node_id, f"node {node_id} is not in the cluster")
+        self.network.calls.append((self.node_id, node_id, method))
         call = _Call(number=next(self.network.call_numbers), node_id=node_id)
         self._calls[call.number] = call
         self.network.send(
@@ -138,6 +143,9 @@ class Process:
                 reply(None, is_last=True)
         except PotluckError as error:
             reply(CallError(error.message, hint=error.hint), is_last=True)
+        except Exception:  # noqa: BLE001 - the caller would wait forever
+            _LOG.exception("%s failed", method)
+            reply(CallError(f"{method!r} failed on the node called"), is_last=True)
 
     def _replied(
         self, asker: Process, number: int, part: bytes | PotluckError | None, is_last: bool
@@ -205,14 +213,17 @@ class Network:
     """Every pair of nodes has a session while both live and hear each other.
 
     Each direction has its own random numbers, so that none depends on the order in which nodes
-    happen to act at one instant.
+    happen to act at one instant. All times are ``pace`` times as long: with 0, everything is
+    noticed and arrives at once. ``calls`` are the latest, each with its caller, node and method.
     """
 
-    def __init__(self, loop: VirtualLoop, seed: int) -> None:
+    def __init__(self, loop: VirtualLoop, seed: int, *, pace: float = 1.0) -> None:
         self.loop = loop
+        self.calls: deque[tuple[NodeId, NodeId, str]] = deque(maxlen=1000)
         self.call_numbers = itertools.count(1)
         self.num_sent = 0
         self._seed = seed
+        self._pace = pace
         self._processes: dict[NodeId, Process] = {}
         self._directions: dict[tuple[NodeId, NodeId], _Direction] = {}
         self._sessions: dict[tuple[NodeId, NodeId], int] = {}  # even: none
@@ -240,7 +251,7 @@ class Network:
             is_cut = self._direction(process.node_id, other).is_cut
             seconds = LEASE_SECONDS if is_silent or is_cut else 0.0
             seconds += self._draws.uniform(0.005, 0.1)
-            self.loop.call_later(seconds, seen_by.run, seen_by.saw_leave, process)
+            self._later(seconds, seen_by.run, seen_by.saw_leave, process)
 
     def cut(self, sender: NodeId, receiver: NodeId) -> None:
         """Nothing gets from one node to another any more."""
@@ -250,7 +261,9 @@ class Network:
         direction.is_cut = True
         direction.num_changes += 1
         seconds = LEASE_SECONDS + self._draws.uniform(0.0, 0.3)
-        self.loop.call_later(seconds, self._silent, sender, receiver, direction.num_changes)
+        self.loop.call_later(
+            self._pace * seconds, self._silent, sender, receiver, direction.num_changes
+        )
 
     def heal(self, sender: NodeId, receiver: NodeId) -> None:
         """It does again; what the sender's system has kept arrives now if the session stands."""
@@ -283,13 +296,13 @@ class Network:
             return
         self.num_sent += 1
         if receiver == sender.node_id:
-            self.loop.call_later(0.0001, sender.run, deliver, sender)
+            self.loop.call_later(self._pace * 0.0001, sender.run, deliver, sender)
             return
         session = self._session(sender.node_id, receiver)
         if session % 2 == 0:
             return
         direction = self._direction(sender.node_id, receiver)
-        seconds = direction.draws.uniform(0.0002, 0.003) + direction.slow_seconds
+        seconds = self._pace * (direction.draws.uniform(0.0002, 0.003) + direction.slow_seconds)
         direction.last_arrival = max(direction.last_arrival + 1e-7, self.loop.time() + seconds)
         self.loop.call_at(
             direction.last_arrival, self._arrive, direction, session, sender, receiver, deliver
@@ -324,10 +337,13 @@ class Network:
         first.run(first.saw_leave, second)
         seconds = LEASE_SECONDS if back.is_cut else 0.0
         seconds += self._draws.uniform(0.001, 0.1)
-        self.loop.call_later(seconds, second.run, second.saw_leave, first)
+        self._later(seconds, second.run, second.saw_leave, first)
 
     def _join_later(self, one: NodeId, other: NodeId) -> None:
-        self.loop.call_later(self._draws.uniform(0.1, 0.6), self._join, one, other)
+        self._later(self._draws.uniform(0.1, 0.6), self._join, one, other)
+
+    def _later(self, seconds: float, work: Callable[..., object], *arguments: object) -> None:
+        self.loop.call_later(self._pace * seconds, work, *arguments)
 
     def _join(self, one: NodeId, other: NodeId) -> None:
         first, second = self._processes.get(one), self._processes.get(other)
