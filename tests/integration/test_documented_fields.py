@@ -15,7 +15,7 @@ import pytest
 from potluck import api
 from potluck.api import dialects
 from potluck.api.bodies import StrictObject
-from potluck.api.other_fields import InertFields
+from potluck.api.ignored_fields import InertFields
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "http-api.md"
 
@@ -27,9 +27,9 @@ _PLACES = {
     f"{_OPENAI}.vector_bodies": ("Embeddings", "Reranking"),
     f"{_OPENAI}.token_bodies": ("Tokens",),
     "potluck.api.dialects.anthropic.bodies": ("Anthropic's Messages",),
-    "potluck.api.dialects.anthropic.other_fields": ("Anthropic's Messages",),
+    "potluck.api.dialects.anthropic.ignored_fields": ("Anthropic's Messages",),
     "potluck.api.dialects.ollama.bodies": ("Ollama's API",),
-    "potluck.api.dialects.ollama.other_fields": ("Ollama's API",),
+    "potluck.api.dialects.ollama.ignored_fields": ("Ollama's API",),
 }
 """Which sections document the fields of a module. A new module with bodies needs a row."""
 

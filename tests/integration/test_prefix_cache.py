@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.scheduling.prefix_traffic import SAMPLINGS, Traffic, alone, limits_of
 
-from potluck.scheduling import stateful_cache
+from potluck.scheduling import sequence_cache
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SequenceId
 
@@ -56,8 +56,8 @@ def test_random_traffic_with_states(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Checkpoints are made more often than they would be."""
-    monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", 48)
-    monkeypatch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", 16)
+    monkeypatch.setattr(sequence_cache, "LADDER_TOKENS", 48)
+    monkeypatch.setattr(sequence_cache, "LEAST_SAVED_TOKENS", 16)
     traffic = Traffic(
         limits=limits_of(
             num_blocks=num_blocks,

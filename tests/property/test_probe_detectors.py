@@ -25,7 +25,7 @@ MODULES = [
 ]
 DETECTORS: list[Detector] = [module.DETECTOR for module in MODULES if hasattr(module, "DETECTOR")]
 
-RUBBISH = st.one_of(
+MALFORMED = st.one_of(
     st.binary(max_size=64),
     st.integers(-(2**70), 2**70).map(lambda number: b"%d\n" % number),
     st.integers(0, 2**70).map(lambda number: b"0x%x\n" % number),
@@ -78,7 +78,7 @@ def spoil(path: Path, data: st.DataObject) -> None:
         st.sampled_from(["written", "gone", "directory", "dangling", "circle", "file"])
     ):
         case "written":
-            path.write_bytes(data.draw(RUBBISH))
+            path.write_bytes(data.draw(MALFORMED))
         case "gone":
             pass
         case "directory":

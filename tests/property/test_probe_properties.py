@@ -35,7 +35,7 @@ FAILURES = {
     "refuses": Failure.REFUSED,
     "exits": Failure.EXITED,
     "crashes": Failure.CRASHED,
-    "babbles": Failure.RUBBISH,
+    "babbles": Failure.MALFORMED,
     "is missing": Failure.NOT_STARTED,
 }
 CHILDREN = st.sampled_from(["works", "lies", "hangs", "cannot be run", *FAILURES])

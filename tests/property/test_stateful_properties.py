@@ -17,7 +17,7 @@ from support.scheduling.drafters import CheckedDrafts
 from support.scheduling.stateful_pipeline import Disk, StatefulDiskPipeline, StatefulPipeline
 from support.scheduling.toy_pipeline import expected_tokens, next_token, toy_score
 
-from potluck.scheduling import stateful_cache
+from potluck.scheduling import sequence_cache
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.scheduler import Scheduler
@@ -46,8 +46,8 @@ def check_slots(scheduler: Scheduler, limits: SchedulerLimits) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = random.Random(seed)
-    monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
-    monkeypatch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16, 128]))
+    monkeypatch.setattr(sequence_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
+    monkeypatch.setattr(sequence_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16, 128]))
     play(
         SchedulerLimits(
             num_blocks=draws.randint(blocks_for(CONTEXT_TOKENS), 40),
@@ -67,8 +67,8 @@ def test_every_sequence_gets_its_own_text(seed: int, monkeypatch: pytest.MonkeyP
 def test_states_on_disks_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the disks lose; a long prompt may be found there or be computed again."""
     draws = random.Random(f"disk {seed}")
-    monkeypatch.setattr(stateful_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
-    monkeypatch.setattr(stateful_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16]))
+    monkeypatch.setattr(sequence_cache, "LADDER_TOKENS", draws.choice([16, 48, 1024]))
+    monkeypatch.setattr(sequence_cache, "LEAST_SAVED_TOKENS", draws.choice([1, 16]))
     loss = draws.choice((0.0, 0.0, 0.2))
     play(
         SchedulerLimits(

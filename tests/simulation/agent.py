@@ -1,7 +1,7 @@
 """An agent around the coordinator's own code: its deployments, its registry, its clients.
 
-What is played here is what has real sockets, files or processes; ``Deployment``, ``Answering``, the
-state machine, claims, plans around what is held, the scheduler, the ledger and the registry are
+What is played here is what has real sockets, files or processes; ``Deployment``, ``RequestQueue``,
+the state machine, claims, plans around what is held, the scheduler, the ledger and the registry are
 those that run in production.
 """
 
@@ -40,20 +40,20 @@ from support.scheduling.updates import tokens_of
 from potluck.catalog import ModelDescription
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.weights import ReadModel
-from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
+from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
 from potluck.cluster.wire.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
 from potluck.cluster.wire.worker_messages import Connect, Peer
 from potluck.engines.loading import StagePlan
 from potluck.errors import CallError, EngineError, PotluckError
-from potluck.placement.keeping import Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage
 from potluck.placement.proportional import place
 from potluck.placement.rebalancing import PlanComparison, RebalancePolicy
+from potluck.placement.stage_reuse import Holding, is_of_size, keep_and_fill, kept
 from potluck.scheduling.ledger import Ledger
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.scheduling.scheduler import Scheduler
@@ -455,11 +455,11 @@ class ToyDeployment(Deployment):
     agent: Agent
 
     def _new_attempt(self) -> Attempt:
-        return ToyAttempt(self, self._around, self.record)
+        return ToyAttempt(self, self._dependencies, self.record)
 
     def forget_sequences(self) -> None:
         """Lose the ledger, and the scheduler with it."""
-        dispatcher = cast(Any, self._answering)._dispatcher
+        dispatcher = cast(Any, self._requests)._dispatcher
         dispatcher._ledger = Ledger()
         dispatcher._scheduler = Scheduler(dispatcher._limits, dispatcher._drafts)
 
@@ -517,7 +517,7 @@ class ToyCoordination(Coordination):
             clock=clock,
         )
         deployment.agent = self.agent
-        answering = cast(Any, deployment)._answering
+        answering = cast(Any, deployment)._requests
         dispatcher = answering._dispatcher
         answering._clock = dispatcher._clock = clock
         dispatcher._drafts = self.agent.drafts

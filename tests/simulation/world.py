@@ -467,7 +467,7 @@ class World:
     def _check_blocks(self) -> None:
         for node in self.coordinators:
             deployment = cast(Any, self.agents[node].coordination.coordinated[MODEL])
-            dispatcher = deployment._answering._dispatcher
+            dispatcher = deployment._requests._dispatcher
             load, limits = dispatcher.load, dispatcher._limits
             if self.is_answering:
                 continue

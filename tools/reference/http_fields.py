@@ -17,7 +17,7 @@ import msgspec
 from potluck import api
 from potluck.api import dialects
 from potluck.api.bodies import OneOf, StrictObject, variants
-from potluck.api.other_fields import InertFields
+from potluck.api.ignored_fields import InertFields
 
 _HEAD = """\
 # HTTP endpoints and fields

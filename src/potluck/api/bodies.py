@@ -1,8 +1,8 @@
 """Strict parsing of request bodies: unknown fields and wrong types are rejected.
 
 Every supported field is an attribute of the body's class; every ignored field is in a table of
-``potluck.api.other_fields``. All other fields are rejected, so that no request is answered as if it
-had asked for something else.
+``potluck.api.ignored_fields``. All other fields are rejected, so that no request is answered as if
+it had asked for something else.
 """
 
 from __future__ import annotations

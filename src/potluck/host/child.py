@@ -168,7 +168,7 @@ class Failure(enum.Enum):
     STARVED = "starved"
     """It waited too long for a CPU to finish, which says nothing about the device."""
     TOO_BIG = "too big"
-    RUBBISH = "rubbish"
+    MALFORMED = "malformed output"
     NOT_STARTED = "not started"
     QUARANTINED = "quarantined"
     """It was not started, because an earlier one crashed, hung or used too much memory on the same
@@ -258,7 +258,7 @@ def run_child(
         Failure.HUNG: f"did not respond within {deadline_seconds:.3g} s",
         Failure.STARVED: f"waited {queued_seconds:.3g} s for a CPU: this machine is too busy",
         Failure.TOO_BIG: f"used more than {format_bytes(max_resident_bytes)} of memory",
-        Failure.RUBBISH: "printed too much output",
+        Failure.MALFORMED: "printed too much output",
     }
     stuck = ", and cannot be killed because it hangs in the kernel" if status.is_stuck else ""
     return ChildFailure(failure=killed, reason=reasons[killed] + stuck, seconds=seconds)
@@ -313,7 +313,7 @@ def _judge(
         case Refusal(reason):
             return ChildFailure(failure=Failure.REFUSED, reason=reason, seconds=seconds)
         case InvalidOutput(reason):
-            return ChildFailure(failure=Failure.RUBBISH, reason=reason, seconds=seconds)
+            return ChildFailure(failure=Failure.MALFORMED, reason=reason, seconds=seconds)
 
 
 def _watch(
@@ -343,7 +343,7 @@ def _watch(
             # After the end, read only what is already in the pipes: others may still write to them.
             _take(selector, 0.0 if has_ended else _POLL_SECONDS)
             if stdout.is_too_long:
-                return Failure.RUBBISH, queued_seconds
+                return Failure.MALFORMED, queued_seconds
             if has_ended:
                 return None, queued_seconds
             now = time.monotonic()

@@ -12,8 +12,8 @@ from itertools import pairwise
 from potluck.engines.loading.sizes import on_unit, stronger_quantizations
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.placement.divided_work import DividedWork
-from potluck.placement.keeping import Holding, released
 from potluck.placement.offering import Offered, offers, reason_against
+from potluck.placement.stage_reuse import Holding, released
 from potluck.placement.work import ModelWork
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendAbilities

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from potluck.placement.cuts import Cut, shard_of
-from potluck.placement.keeping import Fill, Gap, UnitKey
 from potluck.placement.path import Floats, PathProblem
 from potluck.placement.solver import shortest_path
+from potluck.placement.stage_reuse import Fill, Gap, UnitKey
 from potluck.types.placement import PlacedStage
 
 

@@ -30,12 +30,12 @@ from potluck.placement.costs import (
 )
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
-from potluck.placement.keeping import Fill, Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.links import link_table
 from potluck.placement.offering import reason_against
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
+from potluck.placement.stage_reuse import Fill, Holding, is_of_size, keep_and_fill, kept
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.times import UnitTimes
 from potluck.types.choices import Objective, Quantization

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from potluck.engines.loading.sizes import on_unit
 from potluck.placement.candidates import PlaceRequest
 from potluck.placement.costs import Counting
-from potluck.placement.keeping import Holding, reserved
+from potluck.placement.stage_reuse import Holding, reserved
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import (
     MAX_STEP_TOKENS,

@@ -1,10 +1,10 @@
 """When to move a running deployment to a better plan. Pure: callers have the clock.
 
-``judge`` compares the gain of a plan with the cost of moving to it: weights to load while the
-current plan keeps serving, and the prefill of every live sequence. ``MoveHistory`` remembers recent
-joins and moves, and damps them: a node counts only after it has been present for a while, and each
-move makes the next one wait longer and gain more. A node that comes and goes, or whose speed
-fluctuates, therefore causes a bounded number of moves.
+``evaluate_move`` compares the gain of a plan with the cost of moving to it: weights to load while
+the current plan keeps serving, and the prefill of every live sequence. ``MoveHistory`` remembers
+recent joins and moves, and damps them: a node counts only after it has been present for a while,
+and each move makes the next one wait longer and gain more. A node that comes and goes, or whose
+speed fluctuates, therefore causes a bounded number of moves.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MoveCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class MoveDecision:
     """The value of a better plan.
 
     ``gain`` is the predicted gain: 0.5 means 50 % more tokens per second. ``net_gain`` is reduced
@@ -110,7 +110,7 @@ def gain_of(in_force: Prediction, better: Prediction, objective: Objective) -> f
     return rate_of(better, objective) / rate_of(in_force, objective) - 1.0
 
 
-def judge(
+def evaluate_move(
     in_force: Prediction,
     better: Prediction,
     objective: Objective,
@@ -118,7 +118,7 @@ def judge(
     *,
     horizon_seconds: float,
     bar: float,
-) -> Judgement:
+) -> MoveDecision:
     """Weigh a move from the plan ``in_force`` to a ``better`` one.
 
     A prediction with a wider margin than that of the plan in force is reduced by the difference: a
@@ -127,7 +127,7 @@ def judge(
     gain = gain_of(in_force, better, objective)
     doubt = max(0.0, better.margin - in_force.margin)
     ratio = (1.0 + gain) / (1.0 + doubt)
-    return Judgement(
+    return MoveDecision(
         gain=gain,
         net_gain=_net_gain(ratio, cost, horizon_seconds),
         bar=bar,
@@ -316,7 +316,7 @@ def cost_of_move(
 
 
 def report_of(
-    record: DeploymentRecord, alternative: PlanComparison, judged: Judgement, cost: MoveCost
+    record: DeploymentRecord, alternative: PlanComparison, decision: MoveDecision, cost: MoveCost
 ) -> RebalanceReport:
     """Return the report about a better plan for users."""
     after = plan_record(alternative.planned).stages
@@ -328,8 +328,8 @@ def report_of(
         in_force=alternative.in_force,
         new_stages=after,
         predicted=alternative.predicted,
-        gain=judged.gain,
-        net_gain=judged.net_gain,
+        gain=decision.gain,
+        net_gain=decision.net_gain,
         rate=rate_of(alternative.in_force, record.spec.objective),
         new_rate=rate_of(alternative.predicted, record.spec.objective),
         load_bytes=cost.num_bytes,

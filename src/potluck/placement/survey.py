@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
+from potluck.placement.stage_reuse import Holding
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.node import NodeReport
 from potluck.types.placement import Preferences

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from potluck.scheduling.drafting import Drafting
-from potluck.scheduling.forming import Scheduled, StepInFlight
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.stateful_cache import SequenceCache
+from potluck.scheduling.sequence_cache import SequenceCache
+from potluck.scheduling.step_builder import Scheduled, StepInFlight
 from potluck.types.sequence import CommittedToken, FinishReason
 from potluck.types.step import SampledToken
 

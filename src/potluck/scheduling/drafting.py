@@ -19,9 +19,9 @@ from operator import attrgetter
 from potluck.scheduling.block_cache import BlockCache
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.draft_lengths import MAX_DRAFTS, DraftHistory, DraftLengths
-from potluck.scheduling.forming import Forming, Scheduled, StepInFlight
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.stateful_cache import SequenceCache, StateCache
+from potluck.scheduling.sequence_cache import SequenceCache, StateCache
+from potluck.scheduling.step_builder import Scheduled, StepBuilder, StepInFlight
 from potluck.types.drafting import Drafter, DraftSource, DraftTotals
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, StateCopy, StepId
 
@@ -44,7 +44,7 @@ class _Drafted:
     chances: Sequence[float] | None = None
     chances_ahead: list[float] = field(default_factory=list)
 
-    def took(self, num_drafts: int, num_ahead: int) -> None:
+    def take(self, num_drafts: int, num_ahead: int) -> None:
         """Record that a step takes the first of the latest guesses; ``num_ahead`` are in flight
         now.
         """
@@ -99,14 +99,14 @@ class Drafting:
             kind = replace(step.kind, num_sequences=num_sequences)
             self.lengths.record(seconds, kind, step.num_tokens - num_sequences)
 
-    def begin(self, forming: Forming, num_sequences: int, num_decoding: int) -> None:
+    def begin(self, builder: StepBuilder, num_sequences: int, num_decoding: int) -> None:
         """Begin a step with ``num_sequences`` of ``num_decoding`` that decode."""
-        forming.kind = replace(forming.kind, num_sequences=num_sequences, num_decoding=num_decoding)
+        builder.kind = replace(builder.kind, num_sequences=num_sequences, num_decoding=num_decoding)
         if self._source is not None:
-            forming.is_plain = self.lengths.wants_plain(forming.kind)
+            builder.is_plain = self.lengths.wants_plain(builder.kind)
 
     def add_decode(
-        self, forming: Forming, sequence: SequenceState, cache: SequenceCache, room: int
+        self, builder: StepBuilder, sequence: SequenceState, cache: SequenceCache, room: int
     ) -> None:
         """Add the last token of a sequence to a step, and up to ``room`` more with its drafts.
 
@@ -117,12 +117,12 @@ class Drafting:
         drafts: Sequence[int] | None = ()
         drafted = self._drafted_of(sequence)
         is_last = count == sequence.num_unscheduled
-        if drafted is not None and is_last and not forming.is_plain:
+        if drafted is not None and is_last and not builder.is_plain:
             length = partial(
                 self.lengths.length,
                 drafted.history,
-                forming.kind,
-                num_drafts=forming.num_tokens - len(forming.slices) + count - 1,
+                builder.kind,
+                num_drafts=builder.num_tokens - len(builder.slices) + count - 1,
                 computes_again=sequence.state is not None,
             )
             start = sequence.num_scheduled + count
@@ -133,14 +133,14 @@ class Drafting:
         if drafts is None:
             return
         if cache.states is None:
-            forming.take(sequence, count, is_decode=True, drafts=drafts)
+            builder.take(sequence, count, is_decode=True, drafts=drafts)
         else:
-            drafts = _take_with_state(forming, sequence, count, drafts, cache.states)
+            drafts = _take_with_state(builder, sequence, count, drafts, cache.states)
         if drafted is not None:
-            drafted.took(len(drafts), len(sequence.ahead))
+            drafted.take(len(drafts), len(sequence.ahead))
 
     def add_ahead(
-        self, forming: Forming, running: Sequence[SequenceState], blocks: BlockCache, room: int
+        self, builder: StepBuilder, running: Sequence[SequenceState], blocks: BlockCache, room: int
     ) -> None:
         """Add up to ``room`` guesses to an empty step, as if all in flight were right.
 
@@ -161,8 +161,8 @@ class Drafting:
                 partial(self._length_ahead, drafted, sequence),
             )
             if drafts:
-                forming.take(sequence, 0, is_decode=True, drafts=drafts)
-                drafted.took(len(drafts), len(sequence.ahead))
+                builder.take(sequence, 0, is_decode=True, drafts=drafts)
+                drafted.take(len(drafts), len(sequence.ahead))
                 return
 
     def _length_ahead(
@@ -334,7 +334,7 @@ def _propose(
 
 
 def _take_with_state(
-    forming: Forming,
+    builder: StepBuilder,
     sequence: SequenceState,
     count: int,
     drafts: Sequence[int],
@@ -350,13 +350,13 @@ def _take_with_state(
         drafts = ()
     is_resumed, state.must_roll_back = state.must_roll_back, False
     if is_resumed and snapshot is not None:
-        forming.state_copies.append(StateCopy(source=snapshot, target=state.slot))
+        builder.state_copies.append(StateCopy(source=snapshot, target=state.slot))
     checkpoint = states.checkpoint(sequence)
-    forming.take(sequence, count, is_decode=True, drafts=drafts, checkpoint=checkpoint)
+    builder.take(sequence, count, is_decode=True, drafts=drafts, checkpoint=checkpoint)
     if not drafts or snapshot is None:
         states.give_back_snapshot(state)
     elif not is_resumed:
-        forming.state_copies.append(StateCopy(source=state.slot, target=snapshot))
+        builder.state_copies.append(StateCopy(source=state.slot, target=snapshot))
     return drafts
 
 

@@ -37,15 +37,15 @@ from dataclasses import replace
 from itertools import chain, count
 
 from potluck.scheduling.completing import complete_part
+from potluck.scheduling.disk_restore import Restorer
 from potluck.scheduling.draft_lengths import StepKind
 from potluck.scheduling.drafting import Drafting
-from potluck.scheduling.forming import Forming, StepInFlight
 from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS, MAX_SAVED_STATES
-from potluck.scheduling.keeping import Restorer
 from potluck.scheduling.limits import ChunkController, Load, SchedulerLimits
 from potluck.scheduling.prefix_index import HashChain, PrefixMatch
 from potluck.scheduling.sequence import PromptScores, SequenceState, num_new_tokens
-from potluck.scheduling.stateful_cache import SequenceCache
+from potluck.scheduling.sequence_cache import SequenceCache
+from potluck.scheduling.step_builder import StepBuilder, StepInFlight
 from potluck.types.drafting import DraftSource
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import (
@@ -217,53 +217,53 @@ class Scheduler:
         if self._restorer.is_due:
             return self._restoring_step()
         void = self._drafting.void_steps(self._steps_in_flight, self._sequences)
-        forming = Forming(kind=StepKind(follows=len(void) < len(self._steps_in_flight)))
+        builder = StepBuilder(kind=StepKind(follows=len(void) < len(self._steps_in_flight)))
         for is_alone in (self._is_turn_of_alone, not self._is_turn_of_alone):
             if is_alone and not self._has_alone:
                 continue
             if is_alone and self._steps_in_flight:
                 return None  # its turn comes when these are complete
-            self._fill(forming, is_alone=is_alone)
-            if forming.slices:
+            self._fill(builder, is_alone=is_alone)
+            if builder.slices:
                 self._is_alone_in_flight = is_alone
                 self._is_turn_of_alone = not is_alone
                 break
         if self._cache.states is not None and self._running:
             self._announce_waiting()
-        if not forming.slices and self._restorer.is_due:
+        if not builder.slices and self._restorer.is_due:
             return self._restoring_step()
-        if not forming.slices:
+        if not builder.slices:
             most = self._limits.max_step_tokens
-            self._drafting.add_ahead(forming, self._running, self._cache.blocks, most)
+            self._drafting.add_ahead(builder, self._running, self._cache.blocks, most)
         saves = self._cache.blocks.take_filled(
-            max(MAX_MOVED_BLOCKS // 2, forming.num_tokens // KV_BLOCK_TOKENS)
-            if forming.slices
+            max(MAX_MOVED_BLOCKS // 2, builder.num_tokens // KV_BLOCK_TOKENS)
+            if builder.slices
             else MAX_MOVED_BLOCKS * (not self._steps_in_flight)
         )
         state_saves: tuple[HashedState, ...] = ()
-        if self._cache.states is not None and (forming.slices or not self._steps_in_flight):
+        if self._cache.states is not None and (builder.slices or not self._steps_in_flight):
             state_saves = self._cache.states.take_unsaved(MAX_SAVED_STATES)
-        if not forming.slices and not saves and not state_saves:
+        if not builder.slices and not saves and not state_saves:
             return None
         last = next(reversed(self._steps_in_flight.values()), None)
-        is_longer = last is not None and forming.num_tokens > last.num_tokens
+        is_longer = last is not None and builder.num_tokens > last.num_tokens
         step = Step(
             step_id=StepId(next(self._step_ids)),
-            slices=tuple(forming.slices),
-            opened=tuple(forming.openings),
+            slices=tuple(builder.slices),
+            opened=tuple(builder.openings),
             closed=tuple(self._closing),
-            copies=tuple(forming.copies),
-            state_copies=tuple(forming.state_copies),
+            copies=tuple(builder.copies),
+            state_copies=tuple(builder.state_copies),
             state_saves=state_saves,
             saves=tuple(each.hashed for each in saves),
             cancels=self._drafting.cancel(void),
         )
         self._closing.clear()
         self._steps_in_flight[step.step_id] = StepInFlight(
-            scheduled=tuple(forming.scheduled),
+            scheduled=tuple(builder.scheduled),
             closed=step.closed,
             can_be_skipped=step.can_be_skipped,
-            kind=forming.kind,
+            kind=builder.kind,
             is_telling=not void and not is_longer,
         )
         return step
@@ -334,24 +334,24 @@ class Scheduler:
         self._steps_in_flight[step.step_id] = StepInFlight()
         return step
 
-    def _fill(self, forming: Forming, *, is_alone: bool) -> None:
+    def _fill(self, builder: StepBuilder, *, is_alone: bool) -> None:
         """Fill a step with what is due: of one sequence that is computed alone, or of the
         others.
         """
         running = [each for each in self._running if each.is_alone is is_alone]
         if is_alone:
             running = [each for each in running if each.num_unscheduled][:1]
-        self._add_decodes(running, forming)
-        budget = min(self._limits.max_step_tokens - forming.num_tokens, self._prefill_share)
+        self._add_decodes(running, builder)
+        budget = min(self._limits.max_step_tokens - builder.num_tokens, self._prefill_share)
         if any(each.wants_decode or each.awaiting_sample for each in self._running):
-            budget = min(budget, self._chunks.most_tokens(forming.num_tokens))
+            budget = min(budget, self._chunks.most_tokens(builder.num_tokens))
         for sequence in running:
             if sequence.block_table:  # not just preempted
-                budget = self._add_prefill(sequence, budget, forming)
+                budget = self._add_prefill(sequence, budget, builder)
         for sequence in tuple(self._waiting):
-            if budget == 0 or len(forming.slices) >= self._limits.max_step_sequences:
+            if budget == 0 or len(builder.slices) >= self._limits.max_step_sequences:
                 return
-            if sequence.is_alone is not is_alone or (is_alone and forming.slices):
+            if sequence.is_alone is not is_alone or (is_alone and builder.slices):
                 return
             if sequence.awaited is not None and self._cache.is_awaitable(sequence.awaited):
                 continue
@@ -362,9 +362,9 @@ class Scheduler:
             if sequence.awaited is not None:
                 continue
             if is_alone or not self._seeks(sequence, match):
-                self._admit(sequence, match, forming)
+                self._admit(sequence, match, builder)
                 # A single token may be missing from the cache: it looks like a decode.
-                budget = self._add_chunk(sequence, budget, forming)
+                budget = self._add_chunk(sequence, budget, builder)
 
     def _announce_waiting(self) -> None:
         """Let sequences that compute what others wait for make checkpoints for them in time."""
@@ -378,11 +378,11 @@ class Scheduler:
         """Return whether the sequence has to wait for blocks from the disks of the stages."""
         return self._limits.disk_salt is not None and self._restorer.seeks(sequence, match)
 
-    def _admit(self, sequence: SequenceState, match: PrefixMatch, forming: Forming) -> None:
+    def _admit(self, sequence: SequenceState, match: PrefixMatch, builder: StepBuilder) -> None:
         self._waiting.remove(sequence)
         copies, state_copies = self._cache.admit(sequence, match)
-        forming.copies.extend(copies)
-        forming.state_copies.extend(state_copies)
+        builder.copies.extend(copies)
+        builder.state_copies.extend(state_copies)
         sequence.num_admissions += 1
         sequence.num_scheduled = match.num_tokens
         if sequence.num_cached_tokens is None:
@@ -404,40 +404,40 @@ class Scheduler:
                 return most
         return max(_LEAST_CHUNK_TOKENS, -(-pending // num_chunks))
 
-    def _add_decodes(self, running: list[SequenceState], forming: Forming) -> None:
+    def _add_decodes(self, running: list[SequenceState], builder: StepBuilder) -> None:
         decoding = sum(1 for sequence in running if _is_decoding(sequence))
         share = -(-decoding // self._limits.max_steps_in_flight)
         most = min(share, self._limits.max_step_tokens, self._limits.max_step_sequences)
         num_wanting = min(most, sum(1 for sequence in running if sequence.wants_decode))
         if num_wanting:
-            self._drafting.begin(forming, num_wanting, decoding)
+            self._drafting.begin(builder, num_wanting, decoding)
         for sequence in running:
-            if len(forming.slices) >= most:
+            if len(builder.slices) >= most:
                 return
             if not sequence.wants_decode:
                 continue
             # A preemption below may have taken the blocks of this very sequence.
             if not sequence.block_table or not self._grow(sequence):
                 continue
-            num_left = num_wanting - len(forming.slices)
-            room = self._limits.max_step_tokens - forming.num_tokens - num_left
-            self._drafting.add_decode(forming, sequence, self._cache, room)
+            num_left = num_wanting - len(builder.slices)
+            room = self._limits.max_step_tokens - builder.num_tokens - num_left
+            self._drafting.add_decode(builder, sequence, self._cache, room)
 
-    def _add_prefill(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
+    def _add_prefill(self, sequence: SequenceState, budget: int, builder: StepBuilder) -> int:
         """Add the sequence's next chunk, if it has one; return what is left of the budget."""
         if sequence.num_unscheduled == 0 or sequence.wants_decode:
             return budget
-        if budget == 0 or len(forming.slices) >= self._limits.max_step_sequences:
+        if budget == 0 or len(builder.slices) >= self._limits.max_step_sequences:
             return budget
-        return self._add_chunk(sequence, budget, forming)
+        return self._add_chunk(sequence, budget, builder)
 
-    def _add_chunk(self, sequence: SequenceState, budget: int, forming: Forming) -> int:
+    def _add_chunk(self, sequence: SequenceState, budget: int, builder: StepBuilder) -> int:
         """Add a chunk for which there is room; return what is left of the budget."""
         count, checkpoint = min(budget, sequence.num_unscheduled), None
         if self._cache.states is not None:
             count = self._cache.states.cut(sequence, count)
             checkpoint = self._cache.states.checkpoint(sequence)
-        forming.take(sequence, count, checkpoint=checkpoint)
+        builder.take(sequence, count, checkpoint=checkpoint)
         return budget - count
 
     def _grow(self, sequence: SequenceState) -> bool:

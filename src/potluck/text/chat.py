@@ -6,8 +6,8 @@ sandbox and within limits on loops, calls and sizes (``potluck.text.template_env
 ``potluck.text.template_data`` prepares the messages and tools for it.
 
 Control tokens that the template writes become control tokens; the same strings in messages, tools
-and variables stay text (``potluck.text.shield``). The rendered text is the whole prompt: nothing is
-prepended, so bos comes from the template or is absent, as in ``transformers``.
+and variables stay text (``potluck.text.control_tokens``). The rendered text is the whole prompt:
+nothing is prepended, so bos comes from the template or is absent, as in ``transformers``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from datetime import datetime
 from functools import partial
 
 from potluck.errors import ChatTemplateError, ParameterError
+from potluck.text.control_tokens import ControlTokenEscaper, texts_of, texts_of_message
 from potluck.text.reasoning import reasoning_format, thinking_variables
-from potluck.text.shield import Shield, texts_of, texts_of_message
 from potluck.text.template_data import EFFORT_VARIABLES, messages_data, tool_data
 from potluck.text.template_gaps import fill_gaps, with_calls
 from potluck.text.template_losses import complete
@@ -217,11 +217,13 @@ class _Chat:
         """Return the text, the indices in it that are not part of control tokens, and the open
         turn.
         """
-        shield = Shield(control_texts=control_texts, used=self._texts())
-        text, literal, turn = self._render_with(shield)
-        if shield.has_left_words:
+        escaper = ControlTokenEscaper(control_texts=control_texts, used=self._texts())
+        text, literal, turn = self._render_with(escaper)
+        if escaper.has_left_words:
             # Templates may compare these words with their own; if not, they are covered as well.
-            strict = Shield(control_texts=control_texts, used=self._texts(), is_strict=True)
+            strict = ControlTokenEscaper(
+                control_texts=control_texts, used=self._texts(), is_strict=True
+            )
             try:
                 strict_text, strict_literal, _ = self._render_with(strict)
             except ChatTemplateError:
@@ -240,27 +242,27 @@ class _Chat:
             yield from (tool.name, tool.description)
             yield from texts_of(tool.parameters)
 
-    def _render_with(self, shield: Shield) -> tuple[str, tuple[int, ...], str]:
-        messages = [shield.cover_message(message) for message in self.messages]
+    def _render_with(self, escaper: ControlTokenEscaper) -> tuple[str, tuple[int, ...], str]:
+        messages = [escaper.escape_message(message) for message in self.messages]
         render = partial(
             self.template.render,
-            tools=[shield.cover_tool(tool) for tool in self.tools],
+            tools=[escaper.escape_tool(tool) for tool in self.tools],
             reasoning_effort=self.reasoning_effort,
             thinks=self.thinks,
-            template_variables=shield.cover_object(
+            template_variables=escaper.escape_object(
                 self.variables, parameter="chat_template_kwargs"
             ),
             now=self.now,
         )
         if self.ending is ChatEnding.CONTINUED:
             closed = partial(render, add_generation_prompt=False)
-            rendered = _render_continued(closed, messages, shield.free_character())
+            rendered = _render_continued(closed, messages, escaper.free_character())
             before = messages[:-1]
         else:
             is_opened = self.ending is ChatEnding.NEW_TURN
             rendered = render(messages, add_generation_prompt=is_opened)
             before = messages
-        text, literal = shield.uncover(rendered)
+        text, literal = escaper.unescape(rendered)
         start = self._turn_start(rendered, partial(render, before, add_generation_prompt=False))
         return text, literal, text[start:]
 

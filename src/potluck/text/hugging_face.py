@@ -18,16 +18,6 @@ from potluck.text import tekken, tiktoken
 from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
-from potluck.text.makers_vocabularies import (
-    SENTENCE_PIECE_FILE,
-    piece_texts,
-    read_pieces,
-    read_ranks,
-    read_sentence_piece_vocabulary,
-    read_tekken_vocabulary,
-    read_tiktoken_ranks,
-    read_tiktoken_vocabulary,
-)
 from potluck.text.mistral_template import mistral_template
 from potluck.text.model_directory import ModelDirectory, read_text
 from potluck.text.pieces import Notation
@@ -40,6 +30,16 @@ from potluck.text.tokenizer_json import (
     VocabularyParts,
     read_token_parts,
     read_tokenizer_json,
+)
+from potluck.text.vendor_tokenizers import (
+    SENTENCE_PIECE_FILE,
+    piece_texts,
+    read_pieces,
+    read_ranks,
+    read_sentence_piece_vocabulary,
+    read_tekken_vocabulary,
+    read_tiktoken_ranks,
+    read_tiktoken_vocabulary,
 )
 from potluck.types.text import TokenList
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.text.marks import Marks
+from potluck.text.delimiters import DelimiterScanner
 from potluck.types.output import OutputPart, ReasoningPart, TextPart
 
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -102,7 +102,7 @@ class ReasoningSplitter:
         self, reasoning: ReasoningFormat, *, state: ThoughtState = ThoughtState.UNDECIDED
     ) -> None:
         self._format = reasoning
-        self._marks = {each: Marks(_marks_in(reasoning, each)) for each in ThoughtState}
+        self._marks = {each: DelimiterScanner(_marks_in(reasoning, each)) for each in ThoughtState}
         self._held = ""
         self._state = state
         self._skips_space = state in (ThoughtState.OPEN, ThoughtState.CLOSED)

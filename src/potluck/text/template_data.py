@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from potluck.text.shield import parse_arguments
+from potluck.text.control_tokens import parse_arguments
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
 EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")

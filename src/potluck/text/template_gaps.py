@@ -190,8 +190,9 @@ def with_calls(source: str) -> str:
 
     The first templates of LFM2 and LFM2.5 write the content of a message and nothing else. Calls
     would have to be part of the content, with marks that are control tokens, which content cannot
-    contain here (``potluck.text.shield``). Later templates of these models write calls themselves;
-    the code added here writes them the same way, except for strings, which are quoted as in JSON.
+    contain here (``potluck.text.control_tokens``). Later templates of these models write calls
+    themselves; the code added here writes them the same way, except for strings, which are quoted
+    as in JSON.
     """
     is_lfm2 = all(sign in source for sign in _LFM2_SIGNS)
     if not is_lfm2 or "tool_calls" in source:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from potluck.errors import ChatTemplateError, TemplateLimitError
-from potluck.text.shield import parse_arguments
+from potluck.text.control_tokens import parse_arguments
 from potluck.text.template_rewrites import (
     SYSTEM_ROLES,
     calls_as_text,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from potluck.text.shield import parse_arguments
+from potluck.text.control_tokens import parse_arguments
 from potluck.types.text import ChatMessage
 
 SYSTEM_ROLES = ("system", "developer")

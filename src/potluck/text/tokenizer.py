@@ -30,7 +30,7 @@ _COMPOSED_SHRINKS = 4
 """Normalization form C makes UTF-8 at most three times shorter (U+212A, 3 bytes, becomes K)."""
 
 
-class _SizeBound:
+class _MinTokens:
     """The bound for one vocabulary. Immutable.
 
     It is a lower bound on the number of tokens of a text, from its bytes alone. No token represents
@@ -148,7 +148,7 @@ class TextTokenizer:
             for token in self._added.control
             if token.token != unknown_id or unknown_id in bounds
         )
-        self._size_bound: _SizeBound | None = None
+        self._min_tokens: _MinTokens | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -267,10 +267,10 @@ class TextTokenizer:
         changes = [s["type"] for s in normalizer_steps(self._model) if not marks_spaces(s)]
         if self._normalize or is_unsure or takes_spaces or changes not in ([], ["NFC"]):
             return 0
-        if self._size_bound is None:
+        if self._min_tokens is None:
             pieces = map(self._extent, range(self._vocab_size))
-            self._size_bound = _SizeBound(pieces, composes=bool(changes), left_out=missing)
-        return self._size_bound.least_tokens(text, enough)
+            self._min_tokens = _MinTokens(pieces, composes=bool(changes), left_out=missing)
+        return self._min_tokens.least_tokens(text, enough)
 
     def _extent(self, token: int) -> tuple[bytes, int]:
         """Return the bytes in a token's text, and the most bytes of text that it covers.

@@ -12,7 +12,7 @@ from support.cluster.members import Events, Handlers, MemberProcess, make_config
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.network.membership import Membership, Observer
-from potluck.cluster.network.membership import namesakes as module
+from potluck.cluster.network.membership import node_id_conflicts as module
 from potluck.errors import CallError, NodeIdInUseError
 
 SECONDS = 8.0
@@ -22,7 +22,7 @@ ME = node_id(1)
 
 def grow_old(member: Membership) -> Membership:
     """As if it had run for a minute."""
-    member._namesakes._started -= 60
+    member._conflicts._started -= 60
     return member
 
 
@@ -35,7 +35,7 @@ def test_a_copy_that_joins_the_original_is_told_where_it_is(
     async def body() -> None:
         async with grow_old(await Membership.open(make_config(1))) as original:
             if leaves_first:
-                monkeypatch.setattr(original._namesakes, "appeared", lambda _: None)
+                monkeypatch.setattr(original._conflicts, "on_put", lambda _: None)
             with pytest.raises(CallError, match="not a run"):
                 await original.call(ME, module._METHOD, b"?")
             with done_within(SECONDS), pytest.raises(NodeIdInUseError) as refused:

@@ -40,7 +40,7 @@ class Process:
         self.on_leave: Callable[[NodeId], None] = _ignore
         self.take: Callable[[object], None] = _drop
         self._calls: dict[int, _Call] = {}
-        self._answering: dict[int, tuple[NodeId, asyncio.Task[None]]] = {}
+        self._requests: dict[int, tuple[NodeId, asyncio.Task[None]]] = {}
 
     def run(self, work: Callable[..., object], *arguments: object) -> None:
         """Do something in this process, if it lives; its tasks end with it."""
@@ -123,8 +123,8 @@ class Process:
         task = asyncio.get_running_loop().create_task(
             self._answer(caller, number, method, payload, is_stream)
         )
-        self._answering[number] = (caller.node_id, task)
-        task.add_done_callback(lambda _: self._answering.pop(number, None))
+        self._requests[number] = (caller.node_id, task)
+        task.add_done_callback(lambda _: self._requests.pop(number, None))
 
     async def _answer(
         self, caller: Process, number: int, method: str, payload: bytes, is_stream: bool
@@ -156,8 +156,8 @@ class Process:
             call.inbox.put_nowait(part)
 
     def _call_cancelled(self, number: int) -> None:
-        if number in self._answering:
-            self._answering[number][1].cancel()
+        if number in self._requests:
+            self._requests[number][1].cancel()
 
     def saw_join(self, other: Process) -> None:
         """Another node is there."""
@@ -180,7 +180,7 @@ class Process:
                 call.inbox.put_nowait(
                     NodeLostError(other.node_id, f"node {other.node_id} left the cluster")
                 )
-        for node_id, task in list(self._answering.values()):
+        for node_id, task in list(self._requests.values()):
             if node_id == other.node_id:
                 task.cancel()
         self.on_leave(other.node_id)

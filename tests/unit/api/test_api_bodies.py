@@ -12,13 +12,13 @@ import pytest
 from support.http.toy_gateway import CONTEXT_TOKENS, MODEL, ToyGateway
 
 from potluck.api.config import ApiLimits
-from potluck.api.dialects.openai import other_fields
+from potluck.api.dialects.openai import ignored_fields
 from potluck.api.dialects.openai.bodies import parse_chat, parse_completion
 from potluck.api.dialects.openai.rendering import error_json
 from potluck.api.dialects.openai.requests import chat_request, completion_request
 from potluck.api.errors import ApiError, to_api_error
+from potluck.api.ignored_fields import InertFields
 from potluck.api.jobs import Job, chat_job, text_job
-from potluck.api.other_fields import InertFields
 from potluck.errors import (
     ChatTemplateError,
     EngineError,
@@ -257,19 +257,19 @@ def test_harmless_fields_change_nothing(model: ServedModel) -> None:
         ]
 
     plain_chat, plain_completion = chat(model, seed=1), complete(model, seed=1)
-    for each in cases(other_fields.CHAT):
+    for each in cases(ignored_fields.CHAT):
         assert chat(model, seed=1, **each) == plain_chat
-    for each in cases(other_fields.COMPLETION):
+    for each in cases(ignored_fields.COMPLETION):
         assert complete(model, None, seed=1, **each) == plain_completion
-    for each in cases(other_fields.STREAM_OPTIONS):
+    for each in cases(ignored_fields.STREAM_OPTIONS):
         assert chat(model, seed=1, stream=True, stream_options=each) == plain_chat
-    for each in cases(other_fields.MESSAGE):
+    for each in cases(ignored_fields.MESSAGE):
         assert chat(model, seed=1, messages=[{**HELLO[0], **each}]) == plain_chat
-    for each in cases(other_fields.PART):
+    for each in cases(ignored_fields.PART):
         part = {"type": "text", "text": "hello", **each}
         assert chat(model, seed=1, messages=[{"role": "user", "content": [part]}]) == plain_chat
     plain_call = chat(model, seed=1, messages=_called({}))
-    for each in cases(other_fields.CALLED_FUNCTION):
+    for each in cases(ignored_fields.CALLED_FUNCTION):
         assert chat(model, seed=1, messages=_called(each)) == plain_call
 
 
@@ -553,17 +553,17 @@ def test_missing_fields_are_named() -> None:
 def test_neutral_values_of_what_is_not_supported_are_accepted_and_others_named(
     model: ServedModel,
 ) -> None:
-    for name, values in other_fields.CHAT.neutral.items():
+    for name, values in ignored_fields.CHAT.neutral.items():
         for value in values:
             assert chat(model, **{name: value}).requests
         with pytest.raises(ApiError) as error:
             chat(model, **{name: {"no": "neutral value"}})
         assert (error.value.param, error.value.code) == (name, "unsupported_parameter")
-    for name, values in other_fields.COMPLETION.neutral.items():
+    for name, values in ignored_fields.COMPLETION.neutral.items():
         for value in values:
             fields: dict[str, Any] = {name: value}
             assert complete(model, **fields).requests
-    for name, values in other_fields.MESSAGE.neutral.items():
+    for name, values in ignored_fields.MESSAGE.neutral.items():
         for value in values:
             assert chat(model, messages=[{"role": "user", "content": "x", name: value}]).requests
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from potluck.cluster.wire.steps import (
-    Restores,
+    RestoreRequest,
     StepEncoder,
     decode_failure,
     encode_failure,
-    encode_restores,
+    encode_restore_request,
     encode_sampled,
 )
 from potluck.errors import EngineError, ParameterError
@@ -105,8 +105,8 @@ def test_the_largest_step_and_its_result_fit(context: int, num_states: int) -> N
     verifying = replace(slices[0], sample=True, num_drafts=LARGE, score_from=None)
     drafted = replace(step, slices=(verifying,) * num_sequences)
     assert len(StepEncoder().encode(drafted)) <= limits.max_header_bytes
-    restores = Restores((saved,) * MAX_MOVED_BLOCKS, LARGE, (LARGE,) * MAX_MOVED_BLOCKS)
-    assert len(encode_restores(restores)) <= limits.max_header_bytes
+    restores = RestoreRequest((saved,) * MAX_MOVED_BLOCKS, LARGE, (LARGE,) * MAX_MOVED_BLOCKS)
+    assert len(encode_restore_request(restores)) <= limits.max_header_bytes
     assert len(StepEncoder().encode(step)) <= limits.max_header_bytes
     sample = SampledToken(
         sequence_id=SequenceId(LARGE),

@@ -99,7 +99,7 @@ def test_progress_that_nobody_wants() -> None:
 
 
 def test_progress_that_makes_no_sense_is_rubbish() -> None:
-    assert failure_of(run("odd_progress"))[0] is Failure.RUBBISH
+    assert failure_of(run("odd_progress"))[0] is Failure.MALFORMED
 
 
 def test_what_the_callback_raises_ends_the_child() -> None:
@@ -305,24 +305,24 @@ def test_files_in_memory_are_no_growth(tmp_path: Path) -> None:
 )
 def test_rubbish(text: str, reason: str) -> None:
     failure, message = failure_of(run("print_raw", text))
-    assert failure is Failure.RUBBISH
+    assert failure is Failure.MALFORMED
     assert reason in message
     assert "\n" not in message
     assert len(message) <= 300
 
 
 def test_bytes_that_are_no_text() -> None:
-    assert failure_of(run("print_bytes"))[0] is Failure.RUBBISH
+    assert failure_of(run("print_bytes"))[0] is Failure.MALFORMED
 
 
 def test_a_child_that_prints_nothing() -> None:
-    assert failure_of(run("print_nothing")) == (Failure.RUBBISH, "printed nothing")
+    assert failure_of(run("print_nothing")) == (Failure.MALFORMED, "printed nothing")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["print_endlessly", "progress_endlessly"])
 def test_a_child_that_prints_endlessly(behaviour: str) -> None:
-    assert failure_of(run(behaviour)) == (Failure.RUBBISH, "printed too much output")
+    assert failure_of(run(behaviour)) == (Failure.MALFORMED, "printed too much output")
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ from support.placement.units import candidate, llama_config, work_of
 from potluck.placement.candidates import Candidate
 from potluck.placement.cuts import cut_of
 from potluck.placement.filling import fill_by_speed
-from potluck.placement.keeping import Gap
 from potluck.placement.links import LinkTable
 from potluck.placement.path import PathProblem
 from potluck.placement.place import path_problem
+from potluck.placement.stage_reuse import Gap
 from potluck.types.cluster import NodeId
 from potluck.types.placement import PlacedStage, UnitOffer
 

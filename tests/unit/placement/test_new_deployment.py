@@ -12,9 +12,9 @@ from potluck.catalog import ModelDescription, describe_model
 from potluck.catalog.profile import read_profile
 from potluck.cluster.coordinator.starting import stage_spec
 from potluck.errors import ParameterError
-from potluck.placement.keeping import is_of_size
 from potluck.placement.new_deployment import facts_of, name_of, new_record
 from potluck.placement.planned import limits_of, size_of
+from potluck.placement.stage_reuse import is_of_size
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.deployment import (

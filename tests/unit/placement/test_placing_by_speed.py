@@ -14,10 +14,10 @@ from support.placement.units import llama_config, profile_of, rates
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.engines.loading.sizes import on_unit
 from potluck.errors import InsufficientMemoryError, ParameterError
-from potluck.placement.keeping import Holding
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.prediction import MARGINS
+from potluck.placement.stage_reuse import Holding
 from potluck.placement.survey import ClusterSurvey
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId

@@ -11,8 +11,8 @@ from potluck.placement.rebalancing import (
     MoveCost,
     MoveHistory,
     RebalancePolicy,
+    evaluate_move,
     gain_of,
-    judge,
 )
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
@@ -46,7 +46,7 @@ def test_the_gain_is_of_the_objective() -> None:
 
 @pytest.mark.parametrize(("rate", "pays"), [(11.9, False), (12.1, True)])
 def test_a_free_move_pays_beyond_the_threshold(rate: float, pays: bool) -> None:
-    judged = judge(
+    judged = evaluate_move(
         predicted(10), predicted(rate), Objective.LATENCY, FREE, horizon_seconds=3600, bar=0.2
     )
     assert judged.pays is pays
@@ -54,7 +54,7 @@ def test_a_free_move_pays_beyond_the_threshold(rate: float, pays: bool) -> None:
 
 def test_loading_beside_what_serves_delays_the_gain_and_slows_a_little() -> None:
     cost = MoveCost(num_bytes=1, load_seconds=100.0, replay_seconds=10.0, needs_room=False)
-    judged = judge(
+    judged = evaluate_move(
         predicted(10), predicted(20), Objective.LATENCY, cost, horizon_seconds=1000, bar=0.2
     )
     tokens = 100 * (1 - LOADING_SHARE) * 10 + 890 * 20
@@ -65,7 +65,7 @@ def test_loading_beside_what_serves_delays_the_gain_and_slows_a_little() -> None
 def test_without_room_nothing_is_computed_while_the_new_plan_is_loaded() -> None:
     cost = MoveCost(num_bytes=1, load_seconds=100.0, replay_seconds=10.0, needs_room=True)
     assert cost.pause_seconds == 110.0
-    judged = judge(
+    judged = evaluate_move(
         predicted(10), predicted(20), Objective.LATENCY, cost, horizon_seconds=1000, bar=0.2
     )
     assert judged.net_gain == pytest.approx(890 * 20 / (1000 * 10) - 1)
@@ -75,16 +75,16 @@ def test_without_room_nothing_is_computed_while_the_new_plan_is_loaded() -> None
 def test_the_needed_horizon_is_where_the_net_gain_reaches_the_bar(needs_room: bool) -> None:
     cost = MoveCost(num_bytes=1, load_seconds=30.0, replay_seconds=2.0, needs_room=needs_room)
     before, after = predicted(10), predicted(16)
-    needed = judge(
+    needed = evaluate_move(
         before, after, Objective.LATENCY, cost, horizon_seconds=10, bar=0.2
     ).needed_seconds
     assert needed is not None
-    at_it = judge(before, after, Objective.LATENCY, cost, horizon_seconds=needed, bar=0.2)
+    at_it = evaluate_move(before, after, Objective.LATENCY, cost, horizon_seconds=needed, bar=0.2)
     assert at_it.net_gain == pytest.approx(0.2)
 
 
 def test_a_gain_below_the_bar_never_pays() -> None:
-    judged = judge(
+    judged = evaluate_move(
         predicted(10), predicted(11), Objective.LATENCY, FREE, horizon_seconds=1e9, bar=0.2
     )
     assert judged.needed_seconds is None
@@ -93,7 +93,7 @@ def test_a_gain_below_the_bar_never_pays() -> None:
 def test_a_horizon_shorter_than_the_way_there_is_a_loss() -> None:
     cost = MoveCost(num_bytes=1, load_seconds=30.0, replay_seconds=2.0, needs_room=False)
     for horizon in (0.0, 5.0, 32.0):
-        judged = judge(
+        judged = evaluate_move(
             predicted(1), predicted(100), Objective.LATENCY, cost, horizon_seconds=horizon, bar=0.2
         )
         assert judged.net_gain == -1.0
@@ -102,11 +102,11 @@ def test_a_horizon_shorter_than_the_way_there_is_a_loss() -> None:
 def test_a_guess_does_not_beat_what_is_known() -> None:
     known = predicted(10, margin=0.1)
     guessed = predicted(14, margin=0.5)
-    judged = judge(known, guessed, Objective.LATENCY, FREE, horizon_seconds=3600, bar=0.2)
+    judged = evaluate_move(known, guessed, Objective.LATENCY, FREE, horizon_seconds=3600, bar=0.2)
     assert judged.gain == pytest.approx(0.4)
     assert not judged.pays
     # The other way round a wide margin is no advantage.
-    judged = judge(guessed, known, Objective.LATENCY, FREE, horizon_seconds=3600, bar=0.2)
+    judged = evaluate_move(guessed, known, Objective.LATENCY, FREE, horizon_seconds=3600, bar=0.2)
     assert judged.net_gain == pytest.approx(10 / 14 - 1)
 
 

@@ -17,7 +17,7 @@ from potluck.placement.solver import (
     shortest_path,
     total_rate,
 )
-from potluck.placement.solver.labels import relax, search, through, usage_of
+from potluck.placement.solver.labels import relax, search, through_bounds, usage_of
 from potluck.placement.solver.minimize import best_cut, insertions
 from potluck.placement.solver.table import Budget, make_table
 from potluck.placement.solver.throughput import step_sizes
@@ -221,7 +221,7 @@ def test_prices_make_a_bound_that_no_answer_is_below() -> None:
         relaxation = relax(table, np.array(prices))
         assert relaxation.bound_seconds <= path.seconds * (1 + 1e-9)
         priced = path.seconds + sum(prices)
-        values = through(table, relaxation)
+        values = through_bounds(table, relaxation)
         assert all(values[cut.unit] <= priced * (1 + 1e-9) for cut in path.cuts)
 
 

@@ -25,7 +25,7 @@ from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener, OpenRoute, listen_for_edges
 from potluck.cluster.network.edges.path_figures import PathFigures
-from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, follow, lead
+from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, run_client, run_server
 from potluck.cluster.network.links.figures import LinkFigures, Sample
 from potluck.cluster.network.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
 from potluck.cluster.network.membership import Membership, MethodTable
@@ -173,9 +173,9 @@ class _Measurement:
             self._own(ends)
             if self._leads_first:
                 measured = self._lead(ends)
-                follow(*ends)
+                run_server(*ends)
             else:
-                follow(*ends)
+                run_server(*ends)
                 measured = self._lead(ends)
             path = ends[0].path()
         finally:
@@ -190,7 +190,7 @@ class _Measurement:
 
     def _lead(self, ends: _Ends) -> Measured:
         allowed = self._allowed
-        return lead(
+        return run_client(
             *ends, allowed_seconds=allowed.seconds, unresolved_seconds=allowed.unresolved_seconds
         )
 

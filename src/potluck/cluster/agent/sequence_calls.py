@@ -13,7 +13,6 @@ from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.wire.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
 from potluck.cluster.wire.sequence_messages import (
-    Feed,
     FeedUpdate,
     GenerateFailure,
     OpenFeed,
@@ -21,6 +20,7 @@ from potluck.cluster.wire.sequence_messages import (
     Started,
     StartSequence,
     StopSequence,
+    TokenBatch,
 )
 from potluck.errors import CallError, EngineError, MovedError, OverloadedError, PotluckError
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceUpdate
@@ -87,12 +87,12 @@ class TokenFeed:
         for number in tuple(self._live):
             self.stop(number)
 
-    async def parts(self) -> AsyncGenerator[Feed, None]:
+    async def parts(self) -> AsyncGenerator[TokenBatch, None]:
         """Yield batches of updates; the first is empty, which says that the feed is open.
 
         Raises ``CallError`` if more than ``MAX_WAITING_NUMBERS`` are waiting.
         """
-        yield Feed()
+        yield TokenBatch()
         while True:
             await self._arrival.wait()
             self._arrival.clear()
@@ -100,7 +100,7 @@ class TokenFeed:
                 raise _too_slow()
             waiting, self._waiting = self._waiting, []
             self._num_waiting_numbers = 0
-            for part in _in_feeds(waiting):
+            for part in _in_batches(waiting):
                 yield part
 
     def _take(self, number: int, update: SequenceUpdate | Exception) -> None:
@@ -138,7 +138,9 @@ def _in_parts(update: SequenceUpdate) -> Iterator[SequenceUpdate]:
     yield SequenceUpdate(tokens=tokens[start:], num_cached_tokens=num_cached_tokens)
 
 
-def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> Iterator[Feed]:
+def _in_batches(
+    waiting: list[tuple[int, SequenceUpdate | GenerateFailure]],
+) -> Iterator[TokenBatch]:
     fed: list[FeedUpdate] = []
     count = 0
     for number, given in waiting:
@@ -148,12 +150,12 @@ def _in_feeds(waiting: list[tuple[int, SequenceUpdate | GenerateFailure]]) -> It
         for part in _in_parts(given):
             here = _num_numbers(part)
             if fed and count + here > MAX_PART_NUMBERS:
-                yield Feed(tuple(fed))
+                yield TokenBatch(tuple(fed))
                 fed, count = [], 0
             fed.append(FeedUpdate(number, part))
             count += here
     if fed:
-        yield Feed(tuple(fed))
+        yield TokenBatch(tuple(fed))
 
 
 def _num_numbers(update: SequenceUpdate) -> int:
@@ -189,7 +191,7 @@ class SequenceCalls:
         START_SEQUENCE.serve(methods, self._on_start)
         STOP_SEQUENCE.serve(methods, self._on_stop)
 
-    async def _on_feed(self, request: OpenFeed) -> AsyncGenerator[Feed, None]:
+    async def _on_feed(self, request: OpenFeed) -> AsyncGenerator[TokenBatch, None]:
         feed_id = request.feed_id
         if feed_id in self._feeds:
             raise CallError("a feed with that name already exists")

@@ -42,7 +42,8 @@ _POLL_SECONDS = 0.2
 """The interval between rounds of questions, while others have their turn."""
 NAMESAKE_SECONDS = 2.0
 """The delay after an agent's start, in which it would be told that another agent uses its id, from
-a copy of its state directory: the lease and half a second (``membership.namesakes``), with margin.
+a copy of its state directory: the lease and half a second (``membership.node_id_conflicts``), with
+margin.
 """
 _REST_SECONDS = 1.0
 """The interval while some node still sees the coordinator, or this node cannot take over."""

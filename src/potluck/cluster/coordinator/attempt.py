@@ -10,12 +10,12 @@ from functools import partial
 
 import msgspec
 
-from potluck.cluster.coordinator.answering import OnOver, OpenPipeline
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
+from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
 from potluck.cluster.coordinator.spares import SpareCandidate
 from potluck.cluster.coordinator.starting import connect_stages, doing_of, load_stages, stage_spec
 from potluck.cluster.coordinator.survey import plan_model
@@ -28,7 +28,6 @@ from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.worker_messages import Loaded, Progress
 from potluck.engines.backends import CostOf
 from potluck.placement.costs import Counting
-from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
 from potluck.placement.planned import (
     PlannedModel,
@@ -39,6 +38,7 @@ from potluck.placement.planned import (
     size_of,
 )
 from potluck.placement.rebalancing import PlanComparison, RebalancePolicy, compared
+from potluck.placement.stage_reuse import Holding
 from potluck.scheduling.frame_limits import sequences_in_step
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
@@ -92,7 +92,7 @@ class Attempt:
 
     def __init__(
         self,
-        around: DeploymentDependencies,
+        dependencies: DeploymentDependencies,
         record: DeploymentRecord,
         config: ModelConfig,
         counting: Counting,
@@ -101,7 +101,7 @@ class Attempt:
     ) -> None:
         self.record = record
         self._weights = weights
-        self._around = around
+        self._dependencies = dependencies
         self._counting = counting
         self._fingerprint = fingerprint
         self.size: StageSize = size_of(config, record)
@@ -153,7 +153,7 @@ class Attempt:
         record = self.record
         is_prescribed = bool(record.spec.layout) or record.spec.objective is Objective.MEMORY
         planned = await plan_model(
-            self._around.membership,
+            self._dependencies.membership,
             record.spec.model,
             self._counting,
             self._fingerprint,
@@ -187,7 +187,7 @@ class Attempt:
         """
         record = self.record
         planned = await plan_model(
-            self._around.membership,
+            self._dependencies.membership,
             record.spec.model,
             self._counting,
             self._fingerprint,
@@ -207,7 +207,7 @@ class Attempt:
         """Claim an epoch for the plan."""
         planned = self._the_plan
         result = await claim(
-            self._around.membership,
+            self._dependencies.membership,
             self.record,
             above=above,
             required={stage.node_id for stage in planned.stages},
@@ -259,7 +259,12 @@ class Attempt:
             on_loaded()
 
         self._addresses = await load_stages(
-            self._around.membership, self.record, self.size, on_progress, loaded, self._progressed
+            self._dependencies.membership,
+            self.record,
+            self.size,
+            on_progress,
+            loaded,
+            self._progressed,
         )
         without = _stage_without_disk(self.record, self._kept_blocks)
         if _wants_disk(self.record) and without is not None:
@@ -292,7 +297,9 @@ class Attempt:
         ]
         if lacking:
             self.record = self.record.with_files(verification=Verification.PENDING)
-        await prepare_weights(self._around.membership, self.record, weights, lacking, self.links)
+        await prepare_weights(
+            self._dependencies.membership, self.record, weights, lacking, self.links
+        )
 
     async def identify_files(self) -> bool:
         """Hash the model's files if a member can answer clients only with files of others.
@@ -301,7 +308,7 @@ class Attempt:
         """
         if self._weights is None or self.record.status.files.manifest is not None:
             return False
-        if not await is_lacked(self._around.membership, self.record):
+        if not await is_lacked(self._dependencies.membership, self.record):
             return False
         manifest = await self._weights.manifest()
         self.record = self.record.with_files(manifest=manifest)
@@ -341,17 +348,17 @@ class Attempt:
 
     async def connect(self) -> None:
         """Connect the stages: from here on, no lower epoch computes."""
-        around = self._around
-        if any(node != around.membership.node_id for node in self._nodes):
-            self._ways = await known_reachability(around.membership, self._nodes)
+        dependencies = self._dependencies
+        if any(node != dependencies.membership.node_id for node in self._nodes):
+            self._ways = await known_reachability(dependencies.membership, self._nodes)
         self._edges = await connect_stages(
-            around.membership,
-            around.credentials,
-            around.listen_host,
+            dependencies.membership,
+            dependencies.credentials,
+            dependencies.listen_host,
             self.record,
             self._edge_limits,
             self._addresses,
-            open_route=around.open_route,
+            open_route=dependencies.open_route,
             ways=self._ways,
         )
 
@@ -360,14 +367,14 @@ class Attempt:
 
         The nodes try to connect to each other now. A pair that was known before explains nothing.
         """
-        ways = await checked_reachability(self._around.membership, self._nodes)
+        ways = await checked_reachability(self._dependencies.membership, self._nodes)
         found = ways.closed - self._ways.closed
         return tuple(f"node {a} cannot connect to node {b}" for a, b in sorted(found))
 
     @property
     def _nodes(self) -> list[NodeId]:
         """Return the nodes between which there are edges, each once."""
-        own = self._around.membership.node_id
+        own = self._dependencies.membership.node_id
         return sorted({own, *(stage.node_id for stage in self.record.stages)})
 
     def pipeline_opener(self, on_first_result: Callable[[], None]) -> OpenPipeline:
@@ -389,8 +396,8 @@ class Attempt:
                     has_result = True
                     on_first_result()
 
-            overdue = OverdueSteps(self._around.membership, self.record, on_lost)
-            step_seconds = self._around.step_seconds
+            overdue = OverdueSteps(self._dependencies.membership, self.record, on_lost)
+            step_seconds = self._dependencies.step_seconds
             return RemotePipeline(
                 outgoing, incoming, watched, on_lost, overdue.ask, step_seconds=step_seconds
             )

@@ -232,7 +232,7 @@ class AttemptRunner:
 
     def _say_loaded(self) -> None:
         if self._state().serving is None:
-            self._published.say_progress()
+            self._published.update_progress()
 
     def why_not(self) -> PotluckError:
         """Return why the deployment does not serve."""

@@ -1,9 +1,10 @@
 """One deployment as run by its coordinator.
 
-Its sequences live in ``answering``, across all of its epochs: when a stage is lost they wait, and
-continue over the stages of the next epoch. ``epochs`` begins and ends epochs, as the state machine
-decides (``machine``), with attempts to serve that ``attempt_runner`` runs. ``published_record``
-tells all nodes about it, ``rebalancing`` looks for better plans, and ``upkeep`` does the rest.
+Its sequences live in ``request_queue``, across all of its epochs: when a stage is lost they wait,
+and continue over the stages of the next epoch. ``epochs`` begins and ends epochs, as the state
+machine decides (``machine``), with attempts to serve that ``attempt_runner`` runs.
+``published_record`` tells all nodes about it, ``rebalancing`` looks for better plans, and
+``upkeep`` does the rest.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from potluck.cluster.background import Background, in_loop
-from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies, StartDraft
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.epochs import DRAIN_SECONDS, Epochs
 from potluck.cluster.coordinator.metrics import (
-    Paces,
+    Slowdowns,
     own_metrics,
-    paces_of,
+    slowdowns_of,
     stage_stats,
     with_stages,
 )
 from potluck.cluster.coordinator.published_record import Holders, Publish, PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import stop_everything
+from potluck.cluster.coordinator.request_queue import RequestQueue
 from potluck.cluster.coordinator.upkeep import Upkeep
 from potluck.cluster.coordinator.weights import ModelWeights, end_weights
 from potluck.cluster.network.edges.path_figures import PathFigures
@@ -93,7 +94,7 @@ class Deployment:
         self._counting = counting_of(profile, surroundings.cost_of)
         self._fingerprint = fingerprint
         self._weights = weights
-        self._around = surroundings
+        self._dependencies = surroundings
         self._membership = surroundings.membership
         self._clock = clock
         background = Background(f"{record.model_id}: a task failed")
@@ -107,7 +108,7 @@ class Deployment:
             clock=clock,
         )
         self._holders = Holders(self._membership, self._published)
-        self._answering = Answering(
+        self._requests = RequestQueue(
             record.model_id,
             profile.config.vocab_size,
             self._new_attempt().limits,
@@ -116,7 +117,7 @@ class Deployment:
                 record,
                 surroundings.start_draft,
                 profile.config.vocab_size,
-                lambda: self._answering.drafts_ready(),
+                lambda: self._requests.drafts_ready(),
             ),
             recovery_wait_seconds=record.spec.recovery_wait_seconds,
             why_not=lambda: self._epochs.attempts.why_not(),
@@ -135,7 +136,7 @@ class Deployment:
         self._rebalancing = Rebalancing(
             self,
             surroundings.rebalance_policy,
-            note=lambda note: self._published.say(rebalance_note=note),
+            note=lambda note: self._published.update(rebalance_note=note),
             release_unused=self._upkeep.release_unused,
             clock=clock,
             spawn=background.spawn,
@@ -145,7 +146,7 @@ class Deployment:
             self._new_attempt,
             self._published,
             ends,
-            self._answering,
+            self._requests,
             self._rebalancing,
             self._upkeep,
             background,
@@ -162,11 +163,11 @@ class Deployment:
     @property
     def load(self) -> Load | None:
         """Return the current load; None while it does not serve."""
-        return self._answering.load if self._answering.is_attached else None
+        return self._requests.load if self._requests.is_attached else None
 
     def path(self) -> tuple[NodeId, PathFigures] | None:
         """Return the figures of the edge to the first stage, and the node of that stage."""
-        return self._answering.path()
+        return self._requests.path()
 
     async def start(self) -> None:
         """Deploy for the first time, then run independently.
@@ -183,10 +184,10 @@ class Deployment:
     async def remove(self, reason: str = "undeployed") -> None:
         """End the deployment: live sequences fail, the stages are stopped."""
         await self._end()
-        await self._answering.end(EngineError("the model was undeployed"))
+        await self._requests.end(EngineError("the model was undeployed"))
         await stop_everything(self._membership, self.record)
         await end_weights(self._membership, self.record)
-        self._published.say_removed(reason)
+        self._published.set_removed(reason)
 
     async def close(self, reason: PotluckError | None = None) -> None:
         """Hand the deployment to another node, leaving its stages as they are. Idempotent.
@@ -195,7 +196,7 @@ class Deployment:
         them.
         """
         await self._end()
-        await self._answering.end(
+        await self._requests.end(
             reason
             or MovedError(
                 "the coordinator of the model has left the cluster",
@@ -211,12 +212,12 @@ class Deployment:
 
     def rename(self, model_id: str) -> None:
         """Give the deployment another name for clients."""
-        self._answering.model_id = model_id
+        self._requests.model_id = model_id
         self._published.rename(model_id)
 
     def name_successor(self, node_id: NodeId) -> None:
         """Make all nodes agree that ``node_id`` claims the next epoch."""
-        self._published.say(successor=node_id)
+        self._published.update(successor=node_id)
 
     async def continue_without(self, node_id: NodeId) -> None:
         """Move the deployment off a node; return when that is done or impossible. Sequences
@@ -258,8 +259,8 @@ class Deployment:
         on_update: OnUpdate,
         continuation: Continuation = NOTHING_COMMITTED,
     ) -> Cancel:
-        """Compute a sequence, or what follows ``continuation``; see ``Answering.start``."""
-        return self._answering.start(request, on_update, continuation)
+        """Compute a sequence, or what follows ``continuation``; see ``RequestQueue.start``."""
+        return self._requests.start(request, on_update, continuation)
 
     def own_metrics(self) -> ModelMetrics | None:
         """Return the current metrics without those of its stages; None while it does not serve."""
@@ -269,18 +270,18 @@ class Deployment:
         return own_metrics(
             record,
             load,
-            self._answering.rates.speed(record.spec.num_streams),
+            self._requests.rates.speed(record.spec.num_streams),
             num_blocks=self._epochs.served.limits.num_blocks,
             num_spares=self._upkeep.num_spares,
             slot_bytes=slot_bytes(self._config),
             num_moves=self._rebalancing.num_moves,
             last_gain=self._rebalancing.last_gain,
-            generated=self._answering.generated,
+            generated=self._requests.generated,
         )
 
     async def metrics(self, *, max_age_seconds: float = 0.0) -> ModelMetrics | None:
         """Return metrics that are at most this old; None while it does not serve."""
-        record, sent, own = self.record, self._answering.sent, self.own_metrics()
+        record, sent, own = self.record, self._requests.sent, self.own_metrics()
         if sent is None or own is None:
             return None
         if self._latest_metrics is not None:
@@ -300,18 +301,18 @@ class Deployment:
     @property
     def num_live_tokens(self) -> int:
         """Return how many tokens the cache holds now, in whole blocks."""
-        num_free = self._answering.load.num_free_blocks
+        num_free = self._requests.load.num_free_blocks
         return (self._epochs.served.limits.num_blocks - num_free) * KV_BLOCK_TOKENS
 
     async def alternative(self, without: Collection[NodeId]) -> PlanComparison | None:
         """Return the best plan on all other nodes; see ``Attempt.alternative``."""
         return await self._epochs.attempts.alternative(without)
 
-    async def paces(self) -> Paces:
+    async def slowdowns(self) -> Slowdowns:
         """Return how the time of the stages' steps compares with earlier times and the
         prediction.
         """
-        return paces_of(
+        return slowdowns_of(
             await stage_stats(self._membership, self.record), self.record.status.plan.prediction
         )
 
@@ -321,7 +322,7 @@ class Deployment:
 
     def _new_attempt(self) -> Attempt:
         return Attempt(
-            self._around,
+            self._dependencies,
             self.record,
             self._config,
             self._counting,

@@ -16,7 +16,6 @@ import msgspec
 from potluck.cluster.background import Background
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
-from potluck.cluster.coordinator.answering import Answering
 from potluck.cluster.coordinator.attempt import Attempt
 from potluck.cluster.coordinator.attempt_runner import AttemptRunner
 from potluck.cluster.coordinator.epoch_end import EpochEnds
@@ -25,6 +24,7 @@ from potluck.cluster.coordinator.excluded_units import StageStalledError, StageS
 from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others
+from potluck.cluster.coordinator.request_queue import RequestQueue
 from potluck.cluster.coordinator.upkeep import Upkeep
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import StageLost
@@ -56,7 +56,7 @@ class Epochs:
         make_attempt: Callable[[], Attempt],
         published: PublishedRecord,
         ends: EpochEnds,
-        answering: Answering,
+        requests: RequestQueue,
         rebalancing: Rebalancing,
         upkeep: Upkeep,
         background: Background,
@@ -67,7 +67,7 @@ class Epochs:
         self._membership = membership
         self._published = published
         self._ends = ends
-        self._answering = answering
+        self._requests = requests
         self._rebalancing = rebalancing
         self._upkeep = upkeep
         self._background = background
@@ -145,7 +145,7 @@ class Epochs:
         self._lost(lost.epoch, error)
 
     def _lost(self, epoch: Epoch, error: PotluckError) -> None:
-        load = self._answering.load
+        load = self._requests.load
         self._handle(
             events.StageLost(
                 epoch=epoch, error=error, is_in_use=load.num_running + load.num_waiting > 0
@@ -200,7 +200,7 @@ class Epochs:
                 model_id = self._published.record.model_id
                 _log.exception("%s: %s failed", model_id, type(action).__name__)
         if isinstance(event, events.Failed):
-            self._answering.end_waits()
+            self._requests.end_waits()
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -268,7 +268,7 @@ class Epochs:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._handle, events.TokenCommitted(epoch=epoch))
 
-        self._answering.attach(attempt.limits, attempt.pipeline_opener(committed), over)
+        self._requests.attach(attempt.limits, attempt.pipeline_opener(committed), over)
         self.served = attempt
         self._ends.served()
         self.attempts.served()
@@ -292,7 +292,7 @@ class Epochs:
         if error is not None:
             self.attempts.warn(error.message)
             self._lost_at = self._clock() if self._lost_at is None else self._lost_at
-        self._answering.stop()
+        self._requests.stop()
         self._rebalancing.pauses()
         clearing = self._clear(self._clearing, error, self._published.record)
         self._clearing = self._background.spawn(clearing)
@@ -305,7 +305,7 @@ class Epochs:
     ) -> None:
         if earlier is not None:
             await asyncio.shield(earlier)
-        in_flight = await self._answering.detach()
+        in_flight = await self._requests.detach()
         defect = error.message if isinstance(error, DefectError) else ""
         try:
             if error is not None:
@@ -316,7 +316,7 @@ class Epochs:
         except Exception:  # noqa: BLE001 - the next epoch shall begin, whatever it is
             _log.exception("%s: error while ending an epoch", self._published.record.model_id)
         finally:
-            self._answering.judge(in_flight, defect)
+            self._requests.record_defect(in_flight, defect)
 
     async def _cleared(self) -> None:
         """Return once the end of the previous epoch has been examined."""

@@ -38,7 +38,7 @@ CHANGE = 1.5
 """A stage whose steps take this many times as long as expected (or as short) triggers a search for
 a better plan; so does every further change of this factor."""
 
-Paces = Mapping[tuple[int, str], float]
+Slowdowns = Mapping[tuple[int, str], float]
 """How many times as long as expected steps take: by stage, and by the kind of expectation."""
 
 
@@ -185,7 +185,7 @@ def stage_times(times: Iterable[StepTime], loaded_sequences: int | None) -> Stag
     )
 
 
-def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces:
+def slowdowns_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Slowdowns:
     """Return the pace of every stage, as far as it is known, from the stages' measurements."""
     predicted = () if prediction is None else prediction.stages
     paces: dict[tuple[int, str], float] = {}
@@ -198,7 +198,7 @@ def paces_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Paces
     return paces
 
 
-def have_changed(before: Paces, now: Paces) -> bool:
+def have_changed(before: Slowdowns, now: Slowdowns) -> bool:
     """Return whether the pace of any stage has changed enough for another search.
 
     An unknown pace counts as unchanged. At first, everything is expected to be as predicted.

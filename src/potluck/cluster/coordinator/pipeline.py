@@ -14,12 +14,12 @@ from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind
 from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.cluster.wire.steps import (
-    Restores,
+    RestoreRequest,
     StepEncoder,
     decode_failure,
-    decode_restored,
+    decode_restore_result,
     decode_sampled,
-    encode_restores,
+    encode_restore_request,
 )
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
@@ -215,7 +215,7 @@ class RemotePipeline:
 
     def _header(self, step: Step) -> bytes:
         if step.restores:
-            return encode_restores(Restores.of(step))
+            return encode_restore_request(RestoreRequest.of(step))
         return self._encoder.encode(step)
 
     def _send(self, step: Step, header: bytes) -> None:
@@ -243,7 +243,7 @@ class RemotePipeline:
                 outcome = self._outcome(step)
                 self._answered = step.step_id
                 if outcome.error is None and not outcome.is_skipped:
-                    self.rates.came(step, outcome.sampled, time.perf_counter())
+                    self.rates.record(step, outcome.sampled, time.perf_counter())
                 self._on_outcome(outcome)
             except Exception as error:  # noqa: BLE001 - this thread's end would hang all that waits
                 self._lose(_as_loss_reason(error, "a result could not be accepted"))
@@ -293,7 +293,7 @@ class RemotePipeline:
                 self._results.failed(step)
                 return StepOutcome(step=step, error=error)
             if step.restores:
-                restored = decode_restored(frame.header)
+                restored = decode_restore_result(frame.header)
                 count, state_end = restored.num_blocks, restored.state_end
                 most_end = 0 if step.restored_state is None else count
                 is_of_step = count <= len(step.restores) and state_end <= most_end

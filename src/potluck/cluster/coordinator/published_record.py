@@ -65,15 +65,15 @@ class PublishedRecord:
         """Return whether its epoch was claimed by this node."""
         return self._record.epoch.coordinator == self._node_id
 
-    def say(self, **status: object) -> None:
+    def update(self, **status: object) -> None:
         """Change fields of the status, and publish the record."""
         self._change(lambda record: record.with_status(**status))
 
-    def say_progress(self, **status: object) -> None:
+    def update_progress(self, **status: object) -> None:
         """Publish the progress of stages; other nodes may learn of it later."""
         self._change(lambda record: record.with_status(**status), is_progress=True)
 
-    def say_removed(self, reason: str) -> None:
+    def set_removed(self, reason: str) -> None:
         """Publish that the deployment has ended."""
         self._change(lambda record: record.removed(reason))
 
@@ -100,12 +100,12 @@ class PublishedRecord:
         """Publish whether it serves, and why it does not."""
         published_reason = self._because(reason)
         if is_ready:
-            self.say(state=DeploymentState.READY, reason="", ready_in_seconds=None)
+            self.update(state=DeploymentState.READY, reason="", ready_in_seconds=None)
         elif is_degraded:
             self._why = reason
-            self.say(state=DeploymentState.DEGRADED, reason=published_reason)
+            self.update(state=DeploymentState.DEGRADED, reason=published_reason)
         else:
-            self.say(
+            self.update(
                 state=DeploymentState.LOADING,
                 reason=published_reason,
                 done_bytes=0,
@@ -116,16 +116,16 @@ class PublishedRecord:
         """Publish a new activity immediately, and its progress at intervals."""
         published_reason = self._because(doing)
         if published_reason != self._record.status.reason:
-            self.say(reason=published_reason, done_bytes=done_bytes, total_bytes=total_bytes)
+            self.update(reason=published_reason, done_bytes=done_bytes, total_bytes=total_bytes)
         elif self._clock() - self._last_published > _PUBLISH_SECONDS:
-            self.say_progress(done_bytes=done_bytes, total_bytes=total_bytes)
+            self.update_progress(done_bytes=done_bytes, total_bytes=total_bytes)
 
     def publish_pause(self, seconds: float | None) -> None:
         """Publish when it may be ready: after a pause and as long as it took the last time; None if
         that depends on a node that joins.
         """
         recovery_seconds = self._record.status.recovery_seconds or 0.0
-        self.say(ready_in_seconds=None if seconds is None else seconds + recovery_seconds)
+        self.update(ready_in_seconds=None if seconds is None else seconds + recovery_seconds)
 
     def note_recovery(self, seconds: float) -> None:
         """Count a recovery, to be published with the next change."""

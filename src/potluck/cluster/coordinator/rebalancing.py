@@ -19,18 +19,18 @@ from typing import Any, Protocol
 import msgspec
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.coordinator.metrics import Paces, have_changed
+from potluck.cluster.coordinator.metrics import Slowdowns, have_changed
 from potluck.errors import PotluckError
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import (
-    Judgement,
     MoveCost,
+    MoveDecision,
     MoveHistory,
     PlanComparison,
     RebalancePolicy,
     cost_of_move,
+    evaluate_move,
     is_in_force,
-    judge,
     report_of,
 )
 from potluck.types.choices import Objective, Rebalance
@@ -47,7 +47,7 @@ _NOTE_STEP = 0.05
 """How much the gain in a note has to change before it is published again."""
 
 
-class Movable(Protocol):
+class RebalanceTarget(Protocol):
     """The interface of a deployment. For use in the agent's loop."""
 
     @property
@@ -67,7 +67,7 @@ class Movable(Protocol):
         """
         ...
 
-    async def paces(self) -> Paces:
+    async def slowdowns(self) -> Slowdowns:
         """Return how the time of the stages' steps compares with earlier times and the
         prediction.
         """
@@ -88,7 +88,7 @@ class Rebalancing:
 
     def __init__(
         self,
-        deployment: Movable,
+        deployment: RebalanceTarget,
         policy: RebalancePolicy,
         *,
         note: Callable[[str], None],
@@ -113,7 +113,7 @@ class Rebalancing:
         self._promising_since: float | None = None
         self._moving: asyncio.Future[str] | None = None
         self._gain = 0.0  # of the move in progress
-        self._paces: Paces = {}  # at the last search
+        self._slowdowns: Slowdowns = {}  # at the last search
         self._has_joined = False  # a node, which may hold stages, since unused ones were released
 
     @property
@@ -130,7 +130,7 @@ class Rebalancing:
         self._is_serving = True
         self._has_joined = False
         self._promising_since = None
-        self._paces = {}
+        self._slowdowns = {}
         self._stop_watching()
         if self._is_automatic:
             self._due_at = self._clock() + self._policy.settle_seconds
@@ -172,9 +172,9 @@ class Rebalancing:
         if not failure:
             self.num_moves += 1
             self.last_gain = self._gain
-            self._note.say(f"moved to a plan that is predicted to be {_faster(self._gain)}")
+            self._note.update(f"moved to a plan that is predicted to be {_faster(self._gain)}")
         else:
-            self._note.say(f"a move to another plan was abandoned: {failure}")
+            self._note.update(f"a move to another plan was abandoned: {failure}")
         self._note.gain = None
         if self._is_serving and self._is_automatic:
             self._search_in(max(self._policy.settle_seconds, self._steadiness.cool_at(now) - now))
@@ -203,17 +203,17 @@ class Rebalancing:
             return self._stays("there is no prediction for its plans")
         if is_in_force(alternative.planned, record.stages):
             return self._stays("the plan in force is the best one", alternative)
-        judged, cost = self._judge(alternative)
-        report = report_of(record, alternative, judged, cost)
+        decision, cost = self._evaluate(alternative)
+        report = report_of(record, alternative, decision, cost)
         is_wanted = record.spec.objective is Objective.MEMORY or record.spec.layout
-        if judged.gain <= 0.0 and not is_wanted:
+        if decision.gain <= 0.0 and not is_wanted:
             return _with(report, MoveOutcome.STAYS, "no other plan is predicted to be faster")
         if is_dry_run:
-            return _with(report, MoveOutcome.POSSIBLE, self._automatic_action(judged))
+            return _with(report, MoveOutcome.POSSIBLE, self._automatic_action(decision))
         is_same_epoch = deployment.record.epoch == record.epoch
         if not self._is_serving or self._moving is not None or not is_same_epoch:
             return _with(report, MoveOutcome.STAYS, "another plan is already being deployed")
-        moving = self._move(alternative, judged)
+        moving = self._move(alternative, decision)
         failure = await asyncio.shield(moving)
         if failure:
             return _with(report, MoveOutcome.FAILED, failure)
@@ -273,9 +273,9 @@ class Rebalancing:
 
     async def _check_stages(self) -> None:
         """Search for another plan immediately if a stage is not as fast as expected."""
-        found = await self._deployment.paces()
-        if have_changed(self._paces, found):
-            self._paces = {**self._paces, **found}
+        found = await self._deployment.slowdowns()
+        if have_changed(self._slowdowns, found):
+            self._slowdowns = {**self._slowdowns, **found}
             self._search_in(0.0)
 
     async def _look(self) -> None:
@@ -317,15 +317,17 @@ class Rebalancing:
             self._promising_since = None
             self._note.forget()
             return
-        judged, cost = self._judge(alternative)
-        if not judged.pays:
+        decision, cost = self._evaluate(alternative)
+        if not decision.pays:
             self._promising_since = None
-            if judged.net_gain < judged.bar / 2:
+            if decision.net_gain < decision.bar / 2:
                 self._note.forget()
-            self._search_when_it_pays(judged)
+            self._search_when_it_pays(decision)
             return
         if record.spec.rebalance is Rebalance.ASK or record.spec.layout:
-            self._note.say_gain(judged.gain, f"run potluck rebalance {record.model_id} to move it")
+            self._note.update_gain(
+                decision.gain, f"run potluck rebalance {record.model_id} to move it"
+            )
             return
         if self._promising_since is None:
             self._promising_since = now
@@ -335,27 +337,27 @@ class Rebalancing:
         )
         if now < wait:
             if wait - now > self._policy.confirm_seconds:
-                self._note.say_gain(judged.gain, "it will move once the gain has persisted")
+                self._note.update_gain(decision.gain, "it will move once the gain has persisted")
             self._search_in(wait - now)
             return
         _log.warning(
             "%s: moving to a plan that is predicted to be %s faster: %d bytes to load in %.1f s, "
             "%s",
             record.model_id,
-            _percent(judged.gain),
+            _percent(decision.gain),
             cost.num_bytes,
             cost.load_seconds,
             "not serving meanwhile" if cost.needs_room else "serving meanwhile",
         )
-        self._move(alternative, judged)
+        self._move(alternative, decision)
 
-    def _search_when_it_pays(self, judged: Judgement) -> None:
+    def _search_when_it_pays(self, decision: MoveDecision) -> None:
         """Search again when a new node has stayed long enough for the move to be worth its cost."""
-        needed = judged.needed_seconds
-        if needed is not None and judged.horizon_seconds < needed <= self._policy.horizon_seconds:
-            self._search_in(needed - judged.horizon_seconds)
+        needed = decision.needed_seconds
+        if needed is not None and decision.horizon_seconds < needed <= self._policy.horizon_seconds:
+            self._search_in(needed - decision.horizon_seconds)
 
-    def _judge(self, alternative: PlanComparison) -> tuple[Judgement, MoveCost]:
+    def _evaluate(self, alternative: PlanComparison) -> tuple[MoveDecision, MoveCost]:
         record, now = self._deployment.record, self._clock()
         cost = cost_of_move(
             alternative.planned,
@@ -364,7 +366,7 @@ class Rebalancing:
             num_live_tokens=self._deployment.num_live_tokens,
         )
         nodes = {stage.node_id for stage in alternative.planned.stages}
-        judged = judge(
+        decision = evaluate_move(
             alternative.in_force,
             alternative.predicted,
             record.spec.objective,
@@ -372,14 +374,14 @@ class Rebalancing:
             horizon_seconds=self._steadiness.horizon(nodes, now),
             bar=self._steadiness.bar(now),
         )
-        return judged, cost
+        return decision, cost
 
-    def _move(self, alternative: PlanComparison, judged: Judgement) -> asyncio.Future[str]:
+    def _move(self, alternative: PlanComparison, decision: MoveDecision) -> asyncio.Future[str]:
         moving: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._moving = moving
-        self._gain = judged.gain
+        self._gain = decision.gain
         self._promising_since = None
-        reason = f"moving to a plan that is predicted to be {_faster(judged.gain)}"
+        reason = f"moving to a plan that is predicted to be {_faster(decision.gain)}"
         before = self._steadiness
         self._deployment.begin_move(alternative.planned, reason)
         if moving.done():  # it did not even begin
@@ -398,7 +400,7 @@ class Rebalancing:
             in_force=record.status.plan.prediction if alternative is None else alternative.in_force,
         )
 
-    def _automatic_action(self, judged: Judgement) -> str:
+    def _automatic_action(self, decision: MoveDecision) -> str:
         """Return what the deployment would do automatically."""
         record, now = self._deployment.record, self._clock()
         cool_at = self._steadiness.cool_at(now)
@@ -410,12 +412,12 @@ class Rebalancing:
             return "it does not move automatically, because it is divided by memory"
         if record.spec.layout:
             return "it does not move automatically, because its layout was given"
-        if judged.net_gain < 0.0:
+        if decision.net_gain < 0.0:
             return "it does not move automatically: the move costs more than it gains"
-        if not judged.pays:
+        if not decision.pays:
             return (
                 f"it does not move automatically: after its cost the gain is"
-                f" {_percent(judged.net_gain)}, and at least {_percent(judged.bar)} is required"
+                f" {_percent(decision.net_gain)}, and at least {_percent(decision.bar)} is required"
             )
         if now < cool_at:
             return (
@@ -427,27 +429,27 @@ class Rebalancing:
 class _GainNote:
     """The published note about a better plan, and the gain that it names; None if it names none."""
 
-    def __init__(self, deployment: Movable, publish: Callable[[str], None]) -> None:
+    def __init__(self, deployment: RebalanceTarget, publish: Callable[[str], None]) -> None:
         self.gain: float | None = None
         self._deployment = deployment
         self._publish = publish
 
-    def say(self, note: str) -> None:
+    def update(self, note: str) -> None:
         """Publish a note, unless it is the current one."""
         if note != self._deployment.record.status.rebalance_note:
             self._publish(note)
 
-    def say_gain(self, gain: float, what: str) -> None:
+    def update_gain(self, gain: float, what: str) -> None:
         """Publish the gain of a plan, unless it was published and has hardly changed since."""
         if self.gain is None or abs(gain - self.gain) >= _NOTE_STEP:
-            self.say(f"another plan is predicted to be {_faster(gain)}; {what}")
+            self.update(f"another plan is predicted to be {_faster(gain)}; {what}")
             self.gain = gain
 
     def forget(self) -> None:
         """Clear the note about a plan that is no longer better."""
         if self.gain is not None:
             self.gain = None
-            self.say("")
+            self.update("")
 
 
 def _with(report: RebalanceReport, outcome: MoveOutcome, reason: str) -> RebalanceReport:

@@ -10,7 +10,7 @@ import msgspec
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import ReleaseStages, StageScope
 from potluck.cluster.wire.methods import RELEASE_STAGES, STOP_STAGES
-from potluck.placement.keeping import Holding
+from potluck.placement.stage_reuse import Holding
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.held_stage import HeldStage

@@ -14,9 +14,9 @@ from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.worker_messages import Progress
 from potluck.errors import PotluckError
-from potluck.placement.keeping import Holding
 from potluck.placement.links import LinkTable
 from potluck.placement.offering import offers
+from potluck.placement.stage_reuse import Holding
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.held_stage import HeldStage
@@ -39,7 +39,7 @@ class SpareCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spare:
+class SpareStage:
     """The stage ``index`` of a plan, to be held by an additional node."""
 
     index: int
@@ -49,7 +49,7 @@ class Spare:
 
 def missing_spares(
     stages: Sequence[SpareCandidate], reports: Sequence[NodeReport], num_spares: int
-) -> tuple[Spare, ...]:
+) -> tuple[SpareStage, ...]:
     """Return the spares to load so that each stage has ``num_spares``; fewer if memory is short.
 
     Stages take turns, so that each has one spare before any has two. A spare is on no node that
@@ -63,7 +63,7 @@ def missing_spares(
     ]
     offered = offers(reports, reports).offers
     left = {(offer.node_id, offer.unit_id): offer.usable_bytes for offer in offered}
-    found: list[Spare] = []
+    found: list[SpareStage] = []
     for number in range(num_spares):
         for index, each in enumerate(stages):
             if len(holders[index]) > number + 1:
@@ -81,7 +81,7 @@ def missing_spares(
                 if memory is not None and memory.host_bytes <= room[node_id]:
                     left[node_id, each.stage.stage.unit_id] -= memory.host_bytes
                     holders[index].add(node_id)
-                    found.append(Spare(index=index, node_id=node_id, memory=memory))
+                    found.append(SpareStage(index=index, node_id=node_id, memory=memory))
                     break
     return tuple(found)
 

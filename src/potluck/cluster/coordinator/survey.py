@@ -19,8 +19,8 @@ from potluck.cluster.wire.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.costs import Counting, shapes_of
-from potluck.placement.keeping import Holding
 from potluck.placement.planned import PlannedModel, without_memory_of
+from potluck.placement.stage_reuse import Holding
 from potluck.placement.survey import ClusterSurvey
 from potluck.placement.surveyed import plan_surveyed
 from potluck.types.arithmetic import Arithmetic

@@ -47,7 +47,7 @@ class TokenRates:
         self._prompted_at = float("-inf")
         self._rounds: dict[int, BlockMeans] = {}
 
-    def came(self, step: Step, sampled: Sequence[SampledToken], at: float) -> None:
+    def record(self, step: Step, sampled: Sequence[SampledToken], at: float) -> None:
         """Record that the result of a step has arrived.
 
         A step in which no draft was right does not advance its sequence, and does not end its

@@ -200,7 +200,7 @@ class Upkeep:
             return  # the next epoch does it
         try:
             if await attempt.identify_files():
-                self._published.say()
+                self._published.update()
         except PotluckError as error:
             _log.warning(
                 "%s: nodes without its files cannot answer for it: %s",
@@ -212,7 +212,7 @@ class Upkeep:
         """Publish what nodes fetched of the model's files, and whether the files are intact."""
         await asyncio.sleep(_TRANSFERS_SECONDS)
         attempt.note_transfers(await gather_transfers(self._membership, attempt.record))
-        self._published.say()
+        self._published.update()
         if attempt.record.status.files.verification is not Verification.PENDING:
             return
         try:
@@ -221,7 +221,7 @@ class Upkeep:
             _log.error("%s was undeployed: %s", self._published.record.model_id, error.message)
             self._discard(error.message)
         else:
-            self._published.say()
+            self._published.update()
 
     async def _load_spares(self) -> None:
         if self._published.record.spec.num_spares and (attempt := self._in_force()) is not None:

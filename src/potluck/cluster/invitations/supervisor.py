@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 1.0
 _RESTART_SECONDS = 0.5
 
-Answering = Callable[[Question], Awaitable[Reply]]
+AnswerQuestion = Callable[[Question], Awaitable[Reply]]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class InvitationServer:
     """Made by :meth:`start`; restarts the process if it ends. For its own loop only."""
 
     def __init__(
-        self, source: socket.socket, settings: Settings, answer: Answering, child: _Child
+        self, source: socket.socket, settings: Settings, answer: AnswerQuestion, child: _Child
     ) -> None:
         self._source = source
         self._settings = settings
@@ -54,7 +54,7 @@ class InvitationServer:
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, source: socket.socket, settings: Settings, answer: Answering) -> Self:
+    async def start(cls, source: socket.socket, settings: Settings, answer: AnswerQuestion) -> Self:
         """Serve connections from ``source``, which belongs to this object if it returns.
 
         ``answer`` answers what only the agent can. Raise ``OSError``.

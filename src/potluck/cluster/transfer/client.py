@@ -65,7 +65,7 @@ class TransferClient:
         not have; without one nothing is fetched. Raise ``TransferError`` if the process is gone.
         """
         file = TransferFile(self, content, label)
-        self.tell(OpenFile(content, label, job))
+        self.send(OpenFile(content, label, job))
         return file
 
     def want(
@@ -84,7 +84,7 @@ class TransferClient:
         again for a job replaces what this client wanted before.
         """
         pairs = needs.items() if isinstance(needs, Mapping) else needs
-        self.tell(
+        self.send(
             Want(
                 job,
                 tuple((content, tuple(ranges)) for content, ranges in pairs),
@@ -100,7 +100,7 @@ class TransferClient:
 
     # For ``TransferFile``.
 
-    def tell(self, message: OpenFile | Want | Consumed | CloseFile) -> None:
+    def send(self, message: OpenFile | Want | Consumed | CloseFile) -> None:
         """Send a message that has no answer."""
         try:
             self._channel.send(message)
@@ -144,7 +144,7 @@ class TransferClient:
                 end = first + 1
                 while given and given[0] == end:
                     end = given.pop(0) + 1
-                self.tell(Consumed(content, first, end))
+                self.send(Consumed(content, first, end))
 
 
 class TransferFile:
@@ -204,7 +204,7 @@ class TransferFile:
             os.close(descriptor)
         self._descriptors.clear()
         with contextlib.suppress(TransferError):
-            self._client.tell(CloseFile(self.content))
+            self._client.send(CloseFile(self.content))
 
     def _read_some(self, offset: int, out: memoryview) -> int:
         first, end = offset // CHUNK_BYTES, -(-(offset + len(out)) // CHUNK_BYTES)

@@ -65,11 +65,11 @@ from potluck.cluster.wire.calls import (
     encode,
 )
 from potluck.cluster.wire.sequence_messages import (
-    Feed,
     OpenFeed,
     StartAnswer,
     StartSequence,
     StopSequence,
+    TokenBatch,
 )
 from potluck.cluster.wire.worker_messages import StageSpec
 from potluck.errors import PotluckError
@@ -313,7 +313,7 @@ TAKE_OVER = Method("deployment.take_over", DeploymentReference, NoneType, 90.0)
 PUT = Method("deployment.put", bytes, NoneType, 5.0)
 """A packed record (``pack_record``), to everybody."""
 
-FEED = StreamMethod("deployment.feed", OpenFeed, Feed)
+FEED = StreamMethod("deployment.feed", OpenFeed, TokenBatch)
 """To the coordinator, as the next two. The first event is empty, and comes immediately."""
 
 START_SEQUENCE: Method[StartSequence, StartAnswer] = Method(

@@ -74,8 +74,8 @@ GenerateAnswer = SequenceUpdate | GenerateFailure
 class OpenFeed(msgspec.Struct, frozen=True, kw_only=True):
     """Send the updates of a gateway's sequences here.
 
-    The answer is ``Feed`` …, an empty one immediately. ``feed_id`` is chosen by the gateway, and
-    unique.
+    The answer is ``TokenBatch`` …, an empty one immediately. ``feed_id`` is chosen by the gateway,
+    and unique.
     """
 
     feed_id: str
@@ -113,7 +113,7 @@ class FeedUpdate(msgspec.Struct, frozen=True, array_like=True):
     given: GenerateAnswer
 
 
-class Feed(msgspec.Struct, frozen=True, array_like=True):
+class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
     """Updates of a gateway's sequences that belong together, normally those of one step."""
 
     fed: tuple[FeedUpdate, ...] = ()

@@ -92,7 +92,7 @@ class _FailedStep(msgspec.Struct, frozen=True, array_like=True):
     common: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: nothing
 
 
-class Restores(msgspec.Struct, frozen=True, array_like=True):
+class RestoreRequest(msgspec.Struct, frozen=True, array_like=True):
     """The header of a step with ``restores``: a stage forwards what it has restored of it.
 
     ``blocks`` are those, from the first on. The slot ``state`` gets the state after as many of them
@@ -104,14 +104,14 @@ class Restores(msgspec.Struct, frozen=True, array_like=True):
     ends: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
 
     @classmethod
-    def of(cls, step: Step) -> Restores:
+    def of(cls, step: Step) -> RestoreRequest:
         """Return what is sent to the first stage."""
         if step.restored_state is None:
             return cls(step.restores)
         return cls(step.restores, step.restored_state, tuple(range(1, len(step.restores) + 1)))
 
 
-class Restored(msgspec.Struct, frozen=True, array_like=True):
+class RestoreResult(msgspec.Struct, frozen=True, array_like=True):
     """The header of such a step's result.
 
     All stages have restored ``num_blocks``, and the state after the first ``state_end`` of them,
@@ -122,10 +122,10 @@ class Restored(msgspec.Struct, frozen=True, array_like=True):
     state_end: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-encode_restores = msgspec.msgpack.Encoder().encode
-decode_restores = msgspec.msgpack.Decoder(Restores).decode
-encode_restored = msgspec.msgpack.Encoder().encode
-decode_restored = msgspec.msgpack.Decoder(Restored).decode
+encode_restore_request = msgspec.msgpack.Encoder().encode
+decode_restore_request = msgspec.msgpack.Decoder(RestoreRequest).decode
+encode_restore_result = msgspec.msgpack.Encoder().encode
+decode_restore_result = msgspec.msgpack.Decoder(RestoreResult).decode
 
 
 class _Result(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 
 from potluck.cluster.network.edges.edge import MAX_SLICE_BYTES, IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind
-from potluck.cluster.wire.steps import Restores, decode_failure, decode_restores, encode_restores
+from potluck.cluster.wire.steps import (
+    RestoreRequest,
+    decode_failure,
+    decode_restore_request,
+    encode_restore_request,
+)
 from potluck.errors import EdgeError, EngineError
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import NodeId
@@ -251,14 +256,14 @@ class Group:
         """Send the leader the result of restoring blocks."""
         self._by_member[0].outgoing.send(kind, step_id, header)
 
-    def restored(self, step_id: StepId, restores: Restores) -> Restores:
+    def restored(self, step_id: StepId, restores: RestoreRequest) -> RestoreRequest:
         """Have the others restore, one after the other, what the leader has restored of a step.
 
         Return what all have. Raise the ``EngineError`` of a member that failed.
         """
         problem: EngineError | None = None
         for peer in sorted(self._peers, key=lambda each: each.member):
-            peer.outgoing.send(FrameKind.RESTORE, step_id, encode_restores(restores))
+            peer.outgoing.send(FrameKind.RESTORE, step_id, encode_restore_request(restores))
             frame = _next_frame(peer.incoming)
             if frame.step_id != step_id:
                 raise EdgeError(
@@ -266,9 +271,9 @@ class Group:
                 )
             if frame.kind is FrameKind.FAILURE:
                 problem = decode_failure(frame.header)
-                restores = Restores(())
+                restores = RestoreRequest(())
             else:
-                restores = decode_restores(frame.header)
+                restores = decode_restore_request(frame.header)
         if problem is not None:
             raise problem
         return restores

@@ -12,13 +12,13 @@ import numpy as np
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind
 from potluck.cluster.wire.steps import (
-    Restored,
-    Restores,
+    RestoreRequest,
+    RestoreResult,
     StepDecoder,
-    decode_restores,
+    decode_restore_request,
     encode_failure,
-    encode_restored,
-    encode_restores,
+    encode_restore_request,
+    encode_restore_result,
     encode_sampled,
 )
 from potluck.cluster.worker.block_keeper import BlockKeeper
@@ -273,7 +273,7 @@ class Stage:
 
     def _restore(self, frame: Frame) -> None:
         """Restore what the earlier stages have restored, as far as it is stored here."""
-        restores = decode_restores(frame.header)
+        restores = decode_restore_request(frame.header)
         totals = self._totals
         totals.computing_since = time.perf_counter()
         group = self._group if self._shard.is_led else None
@@ -289,16 +289,16 @@ class Stage:
         totals.sending_since = time.perf_counter()
         totals.computing_since = 0.0
         if group is not None:
-            group.answer(FrameKind.RESTORE, frame.step_id, encode_restores(restored))
+            group.answer(FrameKind.RESTORE, frame.step_id, encode_restore_request(restored))
         elif self._shard.has_head:
             state_end = max(restored.ends, default=0)
-            header = encode_restored(Restored(len(restored.blocks), state_end))
+            header = encode_restore_result(RestoreResult(len(restored.blocks), state_end))
             self._outgoing.send(FrameKind.RESULT, frame.step_id, header)
         else:
-            self._outgoing.send(FrameKind.RESTORE, frame.step_id, encode_restores(restored))
+            self._outgoing.send(FrameKind.RESTORE, frame.step_id, encode_restore_request(restored))
         totals.sending_since = 0.0
 
-    def _put_back(self, step_id: StepId, restores: Restores) -> Restores:
+    def _put_back(self, step_id: StepId, restores: RestoreRequest) -> RestoreRequest:
         """Return what is restored here, and on all members of a group that this one leads."""
         leading = None if self._shard.is_led else self._group
         try:
@@ -306,7 +306,7 @@ class Stage:
         except EngineError:
             if leading is not None:
                 with suppress(EngineError):
-                    leading.restored(step_id, Restores(()))
+                    leading.restored(step_id, RestoreRequest(()))
             raise
         return restored if leading is None else leading.restored(step_id, restored)
 
@@ -319,13 +319,15 @@ class Stage:
 _EXPECTED = (FrameKind.STEP, FrameKind.RESTORE, FrameKind.FAILURE, FrameKind.SKIPPED)
 
 
-def _restored(keeper: BlockKeeper | None, restores: Restores) -> Restores:
+def _restored(keeper: BlockKeeper | None, restores: RestoreRequest) -> RestoreRequest:
     """Return what the stage has restored: the first blocks, and a state."""
     if keeper is None:
-        return Restores(())
+        return RestoreRequest(())
     count = keeper.restore(restores.blocks)
     blocks = restores.blocks[:count]
     hashes = {end: restores.blocks[end - 1].hash for end in restores.ends if end <= count}
     if restores.state is None:
-        return Restores(blocks)
-    return Restores(blocks, restores.state, tuple(keeper.restore_state(restores.state, hashes)))
+        return RestoreRequest(blocks)
+    return RestoreRequest(
+        blocks, restores.state, tuple(keeper.restore_state(restores.state, hashes))
+    )

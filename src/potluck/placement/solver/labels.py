@@ -77,7 +77,7 @@ def relax(table: Table, prices: Floats) -> Relaxation:
     return Relaxation(prices, least - float((prices * table.counts).sum()), stages, ahead, leaving)
 
 
-def through(table: Table, relaxation: Relaxation) -> Floats:
+def through_bounds(table: Table, relaxation: Relaxation) -> Floats:
     """Return the least seconds plus prices of a path that uses each kind: ``[K]``.
 
     A kind that exceeds an answer by more than the prices of all units cannot be part of a better

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.placement.path import Floats
-from potluck.placement.solver.labels import Relaxation, relax, search, through
+from potluck.placement.solver.labels import Relaxation, relax, search, through_bounds
 from potluck.placement.solver.table import Budget, Stage, Table
 
 NEGLIGIBLE = 1e-9
@@ -281,7 +281,7 @@ def overused(table: Table, stages: tuple[Stage, ...]) -> frozenset[int]:
 def _ranked(table: Table, relaxation: Relaxation) -> Order:
     """Return kinds, each as often as it has units, by the best path through each."""
     pool: list[int] = []
-    for kind in np.argsort(through(table, relaxation), kind="stable"):
+    for kind in np.argsort(through_bounds(table, relaxation), kind="stable"):
         pool += [int(kind)] * int(min(table.counts[kind], table.num_items))
     return tuple(pool[:_LONGEST_ORDER])
 
@@ -364,7 +364,7 @@ def _prove(table: Table, relaxation: Relaxation, incumbent: _Incumbent, budget: 
     if incumbent.is_best(bound):
         return bound
     room = incumbent.seconds + float((relaxation.prices * table.counts).sum())
-    kept = np.flatnonzero(through(table, relaxation) < room)
+    kept = np.flatnonzero(through_bounds(table, relaxation) < room)
     smaller = table.only(kept)
     relaxation = relax(smaller, relaxation.prices[kept])
     tracked: frozenset[int] = frozenset()

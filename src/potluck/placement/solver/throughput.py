@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.placement.path import Floats, Path, PathProblem, ThroughputPath
-from potluck.placement.solver.labels import relax, through
+from potluck.placement.solver.labels import relax, through_bounds
 from potluck.placement.solver.minimize import BestPath, Order, knapsack_prices, minimize
 from potluck.placement.solver.table import (
     DEFAULT_ELEMENTS,
@@ -53,7 +53,7 @@ def minimize_any(table: Table, budget: Budget) -> BestPath:
         return minimize(table, budget)
     relaxation = relax(table, knapsack_prices(table))
     bound = max(relaxation.bound_seconds, relax(table, np.zeros(table.num_kinds)).bound_seconds)
-    chosen = np.sort(np.argsort(through(table, relaxation), kind="stable")[:_SEARCHED])
+    chosen = np.sort(np.argsort(through_bounds(table, relaxation), kind="stable")[:_SEARCHED])
     best_path = minimize(table.only(chosen), budget)
     for round_index in range(_ROUNDS):
         prices = relaxation.prices.copy()
@@ -62,7 +62,7 @@ def minimize_any(table: Table, budget: Budget) -> BestPath:
         relaxation = relax(table, prices)
         bound = max(bound, relaxation.bound_seconds)
         room = best_path.seconds + float((prices * table.counts).sum())
-        values = through(table, relaxation)
+        values = through_bounds(table, relaxation)
         values[chosen] = np.inf
         joining = np.flatnonzero(values < room)
         if not len(joining):

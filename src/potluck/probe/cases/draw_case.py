@@ -46,7 +46,8 @@ def logits() -> tuple[tuple[float, ...], ...]:
     """Return ``[NUM_ROWS][VOCAB_SIZE]``."""
     drawn = draws(seed=6)
     return tuple(
-        tuple(between(next(drawn), -64, 64) / 8 for _ in range(VOCAB_SIZE)) for _ in range(NUM_ROWS)
+        tuple(uniform_int(next(drawn), -64, 64) / 8 for _ in range(VOCAB_SIZE))
+        for _ in range(NUM_ROWS)
     )
 
 
@@ -83,6 +84,6 @@ def draws(seed: int) -> Iterator[int]:
         yield state >> 16
 
 
-def between(draw: int, low: int, high: int) -> int:
+def uniform_int(draw: int, low: int, high: int) -> int:
     """Return the next integer from ``low`` to ``high``, both included."""
     return low + draw % (high - low + 1)

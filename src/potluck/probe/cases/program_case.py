@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.probe.cases.draw_case import between, draws
+from potluck.probe.cases.draw_case import draws, uniform_int
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 2
@@ -95,21 +95,21 @@ def stored_weight(name: str, shape: tuple[int, ...]) -> bytes:
     fmt = weight_format(name, shape)
     if fmt is TensorFormat.F32:
         return struct.pack(
-            f"<{shape[0]}f", *(between(next(drawn), 8, 24) / 16 for _ in range(shape[0]))
+            f"<{shape[0]}f", *(uniform_int(next(drawn), 8, 24) / 16 for _ in range(shape[0]))
         )
     count = math.prod(shape)
     if fmt is TensorFormat.F16:
         return struct.pack(
-            f"<{count}e", *(between(next(drawn), -31, 31) / 16 for _ in range(count))
+            f"<{count}e", *(uniform_int(next(drawn), -31, 31) / 16 for _ in range(count))
         )
     return b"".join(_block(fmt, drawn) for _ in range(count // fmt.block_elements))
 
 
 def _block(fmt: TensorFormat, drawn: Iterator[int]) -> bytes:
     """Return a scale and 32 quants with a standard deviation of 73 or 4.6 (``ggml-common.h``)."""
-    scale = between(next(drawn), 8, 20)
+    scale = uniform_int(next(drawn), 8, 20)
     if fmt is TensorFormat.Q8_0:
-        quants = (between(next(drawn), -127, 127) for _ in range(32))
+        quants = (uniform_int(next(drawn), -127, 127) for _ in range(32))
         return struct.pack("<e32b", scale / 2**13, *quants)
     return struct.pack("<e16B", scale / 2**9, *(next(drawn) % 256 for _ in range(16)))
 

@@ -24,7 +24,7 @@ import struct
 from dataclasses import dataclass
 
 from potluck.probe.cases import draw_case, program_case
-from potluck.probe.cases.draw_case import between, draws
+from potluck.probe.cases.draw_case import draws, uniform_int
 from potluck.types.tensor import TensorFormat
 
 FORMATS = (TensorFormat.Q8_0, TensorFormat.Q4_0)
@@ -67,7 +67,7 @@ def activations() -> tuple[tuple[int, ...], ...]:
     drawn = draws(seed=1)
     rows = []
     for token in range(NUM_TOKENS):
-        row = [between(next(drawn), -31, 31) for _ in range(NUM_COLUMNS)]
+        row = [uniform_int(next(drawn), -31, 31) for _ in range(NUM_COLUMNS)]
         for start in range(0, NUM_COLUMNS, _GROUP):
             row[start + next(drawn) % _GROUP] = 127 if (token + start // _GROUP) % 2 else -127
         rows.append(tuple(row))
@@ -80,11 +80,11 @@ def weights(fmt: TensorFormat) -> Weights:
     drawn = draws(seed=2)
     return Weights(
         quants=tuple(
-            tuple(between(next(drawn), low, high) for _ in range(NUM_COLUMNS))
+            tuple(uniform_int(next(drawn), low, high) for _ in range(NUM_COLUMNS))
             for _ in range(NUM_ROWS)
         ),
         exponents=tuple(
-            tuple(between(next(drawn), -4, -1) for _ in range(NUM_COLUMNS // _GROUP))
+            tuple(uniform_int(next(drawn), -4, -1) for _ in range(NUM_COLUMNS // _GROUP))
             for _ in range(NUM_ROWS)
         ),
     )
@@ -218,7 +218,7 @@ def as_float(number: int | float) -> float:
 def _vectors(seed: int) -> tuple[tuple[int, ...], ...]:
     drawn = draws(seed)
     return tuple(
-        tuple(between(next(drawn), -3, 3) for _ in range(NUM_SCORE_COLUMNS))
+        tuple(uniform_int(next(drawn), -3, 3) for _ in range(NUM_SCORE_COLUMNS))
         + (0,) * (HEAD_DIM - NUM_SCORE_COLUMNS)
         for _ in range(NUM_POSITIONS)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from potluck.portability.finding import Finding as Lack
+from potluck.portability.finding import Finding as MissingDependency
 from potluck.probe.doctor.case import (
     Case,
     Finding,
@@ -69,7 +69,7 @@ def _reason(unloadable: UnloadablePackage | OpenedLibrary) -> str:
     return f"{summary}, and {more} more" if more > 0 else summary
 
 
-def _fix(lacks: tuple[Lack, ...]) -> str:
+def _fix(lacks: tuple[MissingDependency, ...]) -> str:
     return next((lack.fix for lack in lacks if lack.fix), "")
 
 
@@ -85,7 +85,7 @@ def _package_command(case: Case, package: UnloadablePackage) -> str:
     return f"pip install --force-reinstall --no-deps {wanted}"
 
 
-def _missing_library(lacks: tuple[Lack, ...]) -> str:
+def _missing_library(lacks: tuple[MissingDependency, ...]) -> str:
     return next((lack.library for lack in lacks if lack.code == _MISSING_LIBRARY), "")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from potluck.host.system import System
-from potluck.portability.finding import Finding as Lack
+from potluck.portability.finding import Finding as MissingDependency
 from potluck.types.backend import BackendLibrary, BackendSpec, DeviceKind
 from potluck.types.document import NonEmpty
 from potluck.types.hardware import Device, ProbeReport, Trial
@@ -235,7 +235,7 @@ class UnloadablePackage:
     version: str
     loss: str
     load_error: str
-    lacks: tuple[Lack, ...]
+    lacks: tuple[MissingDependency, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class OpenedLibrary:
     library: BackendLibrary
     path: str
     load_error: str
-    lacks: tuple[Lack, ...]
+    lacks: tuple[MissingDependency, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

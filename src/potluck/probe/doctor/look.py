@@ -26,7 +26,7 @@ from potluck.host.child import ChildAnswer, ChildFailure, run_child
 from potluck.host.child_output import one_line
 from potluck.host.guard import run_at_once
 from potluck.host.system import System, read_regular_file
-from potluck.portability.finding import Finding as Lack
+from potluck.portability.finding import Finding as MissingDependency
 from potluck.probe.doctor.case import (
     Folder,
     LocalNetwork,
@@ -179,7 +179,7 @@ def _loop_problem(address: str) -> str:
 
 
 # For the threads of ``run_at_once``; see ``chips.table`` about the same crash of msgspec.
-msgspec.json.Decoder(tuple[Lack, ...])
+msgspec.json.Decoder(tuple[MissingDependency, ...])
 
 _LOAD_SECONDS = 10.0
 """Reading a driver's library from a memory card takes a few seconds."""
@@ -324,7 +324,7 @@ def _problem(kind: str, *names: str) -> str:
     return one_line(outcome.reason)
 
 
-def _lacks(label: str, files: Mapping[str, Path]) -> tuple[Lack, ...]:
+def _lacks(label: str, files: Mapping[str, Path]) -> tuple[MissingDependency, ...]:
     """Return the requirements of ``files`` that this machine lacks; empty if unknown.
 
     This also runs in a child, since reading the files requires NumPy.
@@ -340,4 +340,4 @@ def _lacks(label: str, files: Mapping[str, Path]) -> tuple[Lack, ...]:
     )
     if isinstance(outcome, ChildFailure):
         return ()
-    return msgspec.convert(outcome.document["lacks"], tuple[Lack, ...])
+    return msgspec.convert(outcome.document["lacks"], tuple[MissingDependency, ...])

@@ -137,7 +137,7 @@ def _measure(
     )
     if isinstance(outcome, ChildAnswer) and _with_measured(trial, outcome.document) is None:
         return ChildFailure(
-            failure=Failure.RUBBISH,
+            failure=Failure.MALFORMED,
             reason="its figures are not all positive numbers with sources",
             seconds=outcome.seconds,
         )

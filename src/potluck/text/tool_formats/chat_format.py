@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potluck.text.marks import Marks
+from potluck.text.delimiters import DelimiterScanner
 from potluck.text.reasoning import ReasoningFormat, ReasoningSplitter, ThoughtState
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import (
@@ -203,7 +203,7 @@ class CallParser(SteppedParser):
             opening = yield from stream.at_one_of(self._bare_openings)
             if opening and not (yield from syntax.read(stream, opening, self._tools)):
                 stream.give_up(may_be_text=may_be_text)
-        marks = Marks(self._openings)
+        marks = DelimiterScanner(self._openings)
         while mark := (yield from stream.read_text(marks, may_be_text=may_be_text)):
             if not (yield from syntax.read(stream, mark, self._tools)):
                 stream.give_up()
@@ -235,7 +235,7 @@ class _WithoutMarks:
     """Removes control tokens that occur only in calls, for requests without tools."""
 
     def __init__(self, marks: Sequence[str]) -> None:
-        self._marks = Marks(marks)
+        self._marks = DelimiterScanner(marks)
         self._held = ""
 
     def push(self, text: str) -> Sequence[OutputPart]:

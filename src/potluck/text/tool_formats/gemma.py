@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from potluck.errors import ParameterError
 from potluck.grammars.build import json_schema
-from potluck.text.marks import Marks
+from potluck.text.delimiters import DelimiterScanner
 from potluck.text.tool_formats.schemas import (
     Schema,
     as_schema,
@@ -132,7 +132,7 @@ class GemmaCalls:
 
     def _text(self, stream: CallStream, take: Callable[[str], None]) -> Steps[bool]:
         take('"')
-        marks = Marks((self.quote,))
+        marks = DelimiterScanner((self.quote,))
         is_whole = yield from stream.text_pieces(
             marks, lambda text: take(json.dumps(text, ensure_ascii=False)[1:-1])
         )

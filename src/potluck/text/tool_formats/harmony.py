@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from potluck.text.marks import Marks
+from potluck.text.delimiters import DelimiterScanner
 from potluck.text.tool_formats.chat_format import SteppedParser
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.text.tool_formats.syntax import (
@@ -152,7 +152,7 @@ class _HarmonyParser(SteppedParser):
             if (yield from self._read_call(recipient[1])):
                 return
             stream.give_up()
-        ends = Marks((*_ENDS, _START, _CHANNEL) if header else (*_ENDS, _START))
+        ends = DelimiterScanner((*_ENDS, _START, _CHANNEL) if header else (*_ENDS, _START))
         if _channel_of(header) == "analysis":
             mark = yield from stream.text_pieces(ends, stream.think)
         else:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
-from potluck.text.marks import Marks
+from potluck.text.delimiters import DelimiterScanner
 from potluck.types.output import (
     OutputPart,
     ReasoningPart,
@@ -161,7 +161,7 @@ class TextReader:
             searched = max(self._position, self._base + len(self._text) - len(mark) + 1)
             yield
 
-    def text_pieces(self, marks: Marks, take: Callable[[str], None]) -> Steps[str]:
+    def text_pieces(self, marks: DelimiterScanner, take: Callable[[str], None]) -> Steps[str]:
         """Consume text up to a mark and the mark, and pass the text to ``take`` as it arrives.
 
         Return the mark, or an empty string if the text ended first.
@@ -333,7 +333,7 @@ class CallStream(TextReader):
         parts, self._parts = self._parts, []
         return parts
 
-    def read_text(self, marks: Marks, *, may_be_text: bool = True) -> Steps[str]:
+    def read_text(self, marks: DelimiterScanner, *, may_be_text: bool = True) -> Steps[str]:
         """Pass on text up to the first of ``marks``; return the mark, or an empty string at the
         end.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from potluck.text.marks import Marks
+from potluck.text.delimiters import DelimiterScanner
 from potluck.text.tool_formats.json_calls import HERMES
 from potluck.text.tool_formats.schemas import (
     Schema,
@@ -159,7 +159,8 @@ class TaggedCalls:
         closes = (self.value_space + self.parameter_close, self.parameter_close)
         stream.argue('"')
         mark = yield from stream.text_pieces(
-            Marks(closes), lambda text: stream.argue(json.dumps(text, ensure_ascii=False)[1:-1])
+            DelimiterScanner(closes),
+            lambda text: stream.argue(json.dumps(text, ensure_ascii=False)[1:-1]),
         )
         if not mark:
             return False

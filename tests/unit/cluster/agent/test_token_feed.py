@@ -14,7 +14,7 @@ from support.virtual_time.run import run_in_virtual_time
 from potluck.cluster.agent import sequence_calls as module
 from potluck.cluster.agent.sequence_calls import TokenFeed, _in_parts
 from potluck.cluster.wire.calls import decode, encode
-from potluck.cluster.wire.sequence_messages import Feed, GenerateFailure
+from potluck.cluster.wire.sequence_messages import GenerateFailure, TokenBatch
 from potluck.errors import CallError, EngineError, OverloadedError
 from potluck.types.sequence import Cancel, CommittedToken, FinishReason, OnUpdate, SequenceUpdate
 from potluck.types.step import SequenceId, TokenLogprob
@@ -60,10 +60,10 @@ def test_what_a_step_gives_all_sequences_is_one_part() -> None:
         for number in (3, 4, 5):
             feed.start(number, sequences.start)
         async with aclosing(feed.parts()) as parts:
-            assert await anext(parts) == Feed()
+            assert await anext(parts) == TokenBatch()
             for on_update in sequences.callbacks:
                 on_update(an_update(5))
-            part = decode(encode(await anext(parts)), Feed)
+            part = decode(encode(await anext(parts)), TokenBatch)
             assert [(each.number, each.given) for each in part.fed] == [
                 (number, an_update(5)) for number in (3, 4, 5)
             ]

@@ -14,7 +14,7 @@ from support.placement.predictions import prediction
 from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.coordinator import rebalancing
-from potluck.cluster.coordinator.metrics import have_changed, paces_of
+from potluck.cluster.coordinator.metrics import have_changed, slowdowns_of
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import EngineError
@@ -157,16 +157,16 @@ def test_stages_are_compared_with_their_past_and_with_the_prediction() -> None:
         1: stats(step_times=(decoding(0.042),)),
         5: stats(step_times=(decoding(0.042),)),  # of another epoch
     }
-    assert paces_of(measured, prediction(A, B)) == {
+    assert slowdowns_of(measured, prediction(A, B)) == {
         (0, "before"): 1.25,
         (1, "predicted"): pytest.approx(2.0),
     }
-    assert paces_of(measured, None) == {(0, "before"): 1.25}
+    assert slowdowns_of(measured, None) == {(0, "before"): 1.25}
 
 
 @pytest.mark.parametrize("slowdown", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_pace_that_cannot_be_true_is_no_occasion_to_look(slowdown: float) -> None:
-    assert paces_of({0: stats(slowdown=slowdown)}, None) == {}
+    assert slowdowns_of({0: stats(slowdown=slowdown)}, None) == {}
 
 
 def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ class Played:
             raise plan
         return cast(PlanComparison | None, plan)
 
-    async def paces(self) -> dict[tuple[int, str], float]:
+    async def slowdowns(self) -> dict[tuple[int, str], float]:
         return {}
 
     def begin_move(self, planned: object, reason: str) -> None:

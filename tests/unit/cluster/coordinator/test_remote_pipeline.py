@@ -25,11 +25,11 @@ from potluck.cluster.network.edges.frames import (
     encode_scope,
 )
 from potluck.cluster.wire.steps import (
-    Restored,
-    Restores,
-    decode_restores,
+    RestoreRequest,
+    RestoreResult,
+    decode_restore_request,
     encode_failure,
-    encode_restored,
+    encode_restore_result,
     encode_sampled,
 )
 from potluck.errors import DefectError, EdgeError, EngineError, PotluckError
@@ -131,8 +131,8 @@ def test_steps_that_restore_blocks_say_how_many() -> None:
             stages.pipeline.submit(restore_step)
             frame = stages.steps.receive(20)
             assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, number)
-            assert decode_restores(frame.header) == Restores.of(restore_step)
-            header = encode_restored(Restored(count, end))
+            assert decode_restore_request(frame.header) == RestoreRequest.of(restore_step)
+            header = encode_restore_result(RestoreResult(count, end))
             stages.results.send(FrameKind.RESULT, StepId(number), header)
             assert stages.outcomes.get(timeout=20) == StepOutcome(
                 step=restore_step, num_restored=count, state_end=end
@@ -147,9 +147,9 @@ def test_steps_that_restore_blocks_say_how_many() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        encode_restored(Restored(4)),
-        encode_restored(Restored(-1)),
-        encode_restored(Restored(2, 1)),  # no state was asked for
+        encode_restore_result(RestoreResult(4)),
+        encode_restore_result(RestoreResult(-1)),
+        encode_restore_result(RestoreResult(2, 1)),  # no state was asked for
         b"",
         result(0),
     ],

@@ -6,7 +6,7 @@ from support.cluster.calls import A, B, C, a_plan
 from support.cluster.node_reports import node_report
 
 from potluck.cluster.coordinator.spares import SpareCandidate, missing_spares
-from potluck.placement.keeping import Holding
+from potluck.placement.stage_reuse import Holding
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId

@@ -44,7 +44,7 @@ class Deployment:
             )
         self.now += seconds
         step = Step(step_id=StepId(0), slices=tuple(slices))
-        self.rates.came(step, results(step), self.now)
+        self.rates.record(step, results(step), self.now)
 
 
 def test_one_stream_is_measured_from_token_to_token() -> None:
@@ -127,7 +127,7 @@ def test_with_drafts_every_token_counts_and_a_wrong_guess_ends_no_round() -> Non
         step = Step(step_id=StepId(0), slices=(part,))
         now += 0.1
         num_right = turn % 3  # of three turns one gives nothing, and one each 2 and 4 tokens
-        rates.came(step, results(step)[: 2 * num_right], now)
+        rates.record(step, results(step)[: 2 * num_right], now)
         position += 2 * num_right
     assert rates.speed().tokens_per_second == pytest.approx(6 / 0.3, rel=0.1)
     assert rates.speed().num_streams is None
@@ -181,6 +181,6 @@ def test_a_step_costs_a_few_microseconds() -> None:
 
     def note() -> None:
         for step, tokens in zip(steps, sampled, strict=True):
-            deployment.rates.came(step, tokens, float(next(at)))
+            deployment.rates.record(step, tokens, float(next(at)))
 
     assert least_busy_seconds(note) / len(steps) < 2e-5

@@ -13,13 +13,13 @@ from support.cluster.edges import edge
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind
 from potluck.cluster.wire.steps import (
-    Restored,
-    Restores,
+    RestoreRequest,
+    RestoreResult,
     StepEncoder,
     decode_failure,
-    decode_restored,
-    decode_restores,
-    encode_restores,
+    decode_restore_request,
+    decode_restore_result,
+    encode_restore_request,
 )
 from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.stage import Stage, StageTotals
@@ -115,10 +115,10 @@ def stage(
 def test_what_a_stage_has_goes_on_to_the_next(count: int) -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, count), done, has_head=False) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restore_request(RestoreRequest(BLOCKS)))
         frame = results.receive(20)
         assert (frame.kind, frame.step_id) == (FrameKind.RESTORE, 0)
-        assert decode_restores(frame.header) == Restores(BLOCKS[:count])
+        assert decode_restore_request(frame.header) == RestoreRequest(BLOCKS[:count])
     assert done == [("restore", BLOCKS)]
 
 
@@ -126,10 +126,10 @@ def test_what_a_stage_has_goes_on_to_the_next(count: int) -> None:
 def test_the_last_stage_says_how_many_all_have(count: int) -> None:
     done: list[object] = []
     with stage(PlayedKeeper(done, count), done, has_head=True) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restore_request(RestoreRequest(BLOCKS)))
         frame = results.receive(20)
         assert frame.kind is FrameKind.RESULT
-        assert decode_restored(frame.header) == Restored(count)
+        assert decode_restore_result(frame.header) == RestoreResult(count)
 
 
 @pytest.mark.parametrize(("ends", "is_last"), [((2,), False), ((1, 2), True), ((), True)])
@@ -137,21 +137,21 @@ def test_a_state_is_put_back_after_blocks_that_are(ends: tuple[int, ...], is_las
     done: list[object] = []
     keeper = PlayedKeeper(done, 2, ends=ends)
     with stage(keeper, done, has_head=is_last) as (steps, results):
-        restores = Restores(BLOCKS, 5, (1, 2, 3))
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(restores))
+        restores = RestoreRequest(BLOCKS, 5, (1, 2, 3))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restore_request(restores))
         frame = results.receive(20)
         if is_last:
-            assert decode_restored(frame.header) == Restored(2, max(ends, default=0))
+            assert decode_restore_result(frame.header) == RestoreResult(2, max(ends, default=0))
         else:
-            assert decode_restores(frame.header) == Restores(BLOCKS[:2], 5, ends)
+            assert decode_restore_request(frame.header) == RestoreRequest(BLOCKS[:2], 5, ends)
     hashes = {1: BLOCKS[0].hash, 2: BLOCKS[1].hash}
     assert done == [("restore", BLOCKS), ("restore state", 5, hashes)]
 
 
 def test_a_stage_that_keeps_nothing_has_none() -> None:
     with stage(None, [], has_head=True) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
-        assert decode_restored(results.receive(20).header) == Restored(0)
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restore_request(RestoreRequest(BLOCKS)))
+        assert decode_restore_result(results.receive(20).header) == RestoreResult(0)
         steps.send(
             FrameKind.STEP,
             StepId(1),
@@ -182,7 +182,7 @@ def test_states_are_saved_before_the_step_that_may_change_them() -> None:
 def test_an_engine_that_cannot_take_blocks_fails_the_step() -> None:
     keeper = PlayedKeeper([], 0, EngineError("no cache block 9"))
     with stage(keeper, [], has_head=False) as (steps, results):
-        steps.send(FrameKind.RESTORE, StepId(0), encode_restores(Restores(BLOCKS)))
+        steps.send(FrameKind.RESTORE, StepId(0), encode_restore_request(RestoreRequest(BLOCKS)))
         frame = results.receive(20)
         assert frame.kind is FrameKind.FAILURE
         assert decode_failure(frame.header).message == "no cache block 9"

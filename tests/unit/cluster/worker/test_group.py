@@ -15,7 +15,12 @@ from support.processes.waiting import done_within
 
 from potluck.cluster.network.edges.edge import MAX_SLICE_BYTES
 from potluck.cluster.network.edges.frames import FrameKind
-from potluck.cluster.wire.steps import Restores, decode_restores, encode_failure, encode_restores
+from potluck.cluster.wire.steps import (
+    RestoreRequest,
+    decode_restore_request,
+    encode_failure,
+    encode_restore_request,
+)
 from potluck.cluster.worker.group import Group, Spinner
 from potluck.errors import EdgeClosedError, EdgeError, EngineError
 from potluck.types.step import HashedBlock, StepId
@@ -184,15 +189,19 @@ BLOCKS = tuple(
 )
 
 
-def answer(group: Group, count: int | None) -> Restores:
+def answer(group: Group, count: int | None) -> RestoreRequest:
     """Put back the first ``count`` blocks of what is asked, or fail."""
     request = group.receive()
     if count is None:
         failure = encode_failure(EngineError("the disk is gone"))
         group.answer(FrameKind.FAILURE, request.step_id, failure)
-        return Restores(())
-    read = decode_restores(request.header)
-    group.answer(FrameKind.RESTORE, request.step_id, encode_restores(Restores(read.blocks[:count])))
+        return RestoreRequest(())
+    read = decode_restore_request(request.header)
+    group.answer(
+        FrameKind.RESTORE,
+        request.step_id,
+        encode_restore_request(RestoreRequest(read.blocks[:count])),
+    )
     return read
 
 
@@ -200,26 +209,26 @@ def test_blocks_are_put_back_as_far_as_all_members_have_them() -> None:
     for counts in itertools.product((1, 3, 4), repeat=2):
         with mesh([1, 1, 1]) as (leader, *others):
             found = at_once(
-                partial(leader.restored, StepId(2), Restores(BLOCKS[:3])),
+                partial(leader.restored, StepId(2), RestoreRequest(BLOCKS[:3])),
                 *(
                     partial(answer, other, count)
                     for other, count in zip(others, counts, strict=True)
                 ),
             )
-            assert found[0] == Restores(BLOCKS[: min(3, *counts)])
-            assert found[2] == Restores(BLOCKS[: min(3, counts[0])])
+            assert found[0] == RestoreRequest(BLOCKS[: min(3, *counts)])
+            assert found[2] == RestoreRequest(BLOCKS[: min(3, counts[0])])
 
 
 def test_a_member_that_cannot_put_back_blocks_fails_the_step_when_all_have_answered() -> None:
     with mesh([1, 1, 1]) as (leader, *others):
         found = at_once(
-            partial(leader.restored, StepId(2), Restores(BLOCKS)),
+            partial(leader.restored, StepId(2), RestoreRequest(BLOCKS)),
             partial(answer, others[0], None),
             partial(answer, others[1], 4),
         )
         assert isinstance(found[0], EngineError)
         assert found[0].message == "the disk is gone"
-        assert found[2] == Restores(())
+        assert found[2] == RestoreRequest(())
 
 
 def test_totals_count_what_was_exchanged() -> None:

@@ -17,13 +17,13 @@ from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
 from potluck.cluster.wire.steps import (
-    Restores,
+    RestoreRequest,
     StepEncoder,
     decode_failure,
-    decode_restored,
+    decode_restore_result,
     decode_sampled,
     encode_failure,
-    encode_restores,
+    encode_restore_request,
 )
 from potluck.cluster.wire.worker_messages import Connect, Disconnected, Peer, Ready
 from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
@@ -293,14 +293,22 @@ def test_blocks_are_restored_as_far_as_all_members_have_them(members: Members) -
         for counts, wanted in (((4, 4, 4), 4), ((4, 1, 3), 1), ((2, 4, 4), 2)):
             for keeper, count in zip(members.keepers, counts, strict=True):
                 keeper.count = count
-            ends[0].send(FrameKind.RESTORE, StepId(steps.next), encode_restores(Restores(BLOCKS)))
+            ends[0].send(
+                FrameKind.RESTORE,
+                StepId(steps.next),
+                encode_restore_request(RestoreRequest(BLOCKS)),
+            )
             frame = ends[1].receive(20)
             assert frame.kind is FrameKind.RESULT
-            assert decode_restored(frame.header).num_blocks == wanted
+            assert decode_restore_result(frame.header).num_blocks == wanted
             steps.next += 1
         for keeper in members.keepers:
             keeper.problem = EngineError("the disk is gone")
-            ends[0].send(FrameKind.RESTORE, StepId(steps.next), encode_restores(Restores(BLOCKS)))
+            ends[0].send(
+                FrameKind.RESTORE,
+                StepId(steps.next),
+                encode_restore_request(RestoreRequest(BLOCKS)),
+            )
             frame = ends[1].receive(20)
             assert frame.kind is FrameKind.FAILURE
             assert decode_failure(frame.header).message == "the disk is gone"

@@ -16,7 +16,7 @@ from support.machines.doctor_cases import (
     the_finding,
 )
 
-from potluck.portability.finding import Finding as Lack
+from potluck.portability.finding import Finding as MissingDependency
 from potluck.portability.finding import Severity as Weight
 from potluck.probe.doctor.case import Case, Distribution, OpenedLibrary, Severity, UnloadablePackage
 from potluck.probe.doctor.examine import examine
@@ -31,8 +31,8 @@ UNKNOWN = Distribution(name="void", manager="")
 LOAD_ERROR = "libc.so.6: version `GLIBC_2.38' not found (required by zenoh.abi3.so)"
 
 
-def a_lack(code: str, message: str, **others: str) -> Lack:
-    return Lack(code=code, severity=Weight.FATAL, message=message, **others)
+def a_lack(code: str, message: str, **others: str) -> MissingDependency:
+    return MissingDependency(code=code, severity=Weight.FATAL, message=message, **others)
 
 
 TOO_NEW = a_lack(
@@ -45,7 +45,9 @@ TOO_NEW = a_lack(
 NO_LIBRARY = a_lack("missing-library", "it needs libgone.so.1", library="libgone.so.1")
 
 
-def zenoh(*lacks: Lack, loss: str = "this node cannot join a cluster") -> UnloadablePackage:
+def zenoh(
+    *lacks: MissingDependency, loss: str = "this node cannot join a cluster"
+) -> UnloadablePackage:
     return UnloadablePackage(
         name="eclipse-zenoh", version="1.10.2", loss=loss, load_error=LOAD_ERROR, lacks=lacks
     )
@@ -88,7 +90,7 @@ def zenoh(*lacks: Lack, loss: str = "this node cannot join a cluster") -> Unload
 )
 def test_a_package_that_cannot_be_loaded(
     tmp_path: Path,
-    lacks: tuple[Lack, ...],
+    lacks: tuple[MissingDependency, ...],
     others: dict[str, Any],
     reason: str,
     command: str,
@@ -216,7 +218,7 @@ def test_a_library_where_the_backend_does_not_look(tmp_path: Path) -> None:
     ],
 )
 def test_a_library_that_does_not_load(
-    tmp_path: Path, lacks: tuple[Lack, ...], reason: str, command: str
+    tmp_path: Path, lacks: tuple[MissingDependency, ...], reason: str, command: str
 ) -> None:
     opened = OpenedLibrary(
         library=LIBRARY,

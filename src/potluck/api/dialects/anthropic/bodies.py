@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, validated, variants
-from potluck.api.dialects.anthropic.other_fields import BLOCK, BODY, TOOL
-from potluck.api.other_fields import InertFields, drop_inert_fields
+from potluck.api.dialects.anthropic.ignored_fields import BLOCK, BODY, TOOL
+from potluck.api.ignored_fields import InertFields, drop_inert_fields
 
 
 class Block(OneOf):

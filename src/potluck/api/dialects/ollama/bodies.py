@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from potluck.api.bodies import StrictObject, parse_object, validated
-from potluck.api.dialects.ollama.other_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
-from potluck.api.other_fields import InertFields, drop_inert_fields
+from potluck.api.dialects.ollama.ignored_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
+from potluck.api.ignored_fields import InertFields, drop_inert_fields
 from potluck.api.tools import FunctionBody
 
 Think = bool | Literal["low", "medium", "high", "max"]

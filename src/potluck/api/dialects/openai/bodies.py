@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, validated, variants
-from potluck.api.dialects.openai.other_fields import (
+from potluck.api.dialects.openai.ignored_fields import (
     CALLED_FUNCTION,
     CHAT,
     COMPLETION,
@@ -15,7 +15,7 @@ from potluck.api.dialects.openai.other_fields import (
     REASONING,
     STREAM_OPTIONS,
 )
-from potluck.api.other_fields import InertFields, drop_inert_fields
+from potluck.api.ignored_fields import InertFields, drop_inert_fields
 from potluck.api.tools import FunctionBody
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from potluck.api.bodies import StrictObject, parse_object, validated
-from potluck.api.dialects.openai.other_fields import SERVICE
-from potluck.api.other_fields import LABELS, IgnoredField, InertFields, drop_inert_fields
+from potluck.api.dialects.openai.ignored_fields import SERVICE
+from potluck.api.ignored_fields import LABELS, IgnoredField, InertFields, drop_inert_fields
 
 _HARMLESS: Mapping[str, IgnoredField] = {**SERVICE, "metadata": LABELS}
 

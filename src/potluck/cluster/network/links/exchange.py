@@ -73,7 +73,7 @@ class Measured:
     is_lower_bound: bool = False
 
 
-def lead(
+def run_client(
     outgoing: OutgoingEdge,
     incoming: IncomingEdge,
     *,
@@ -122,7 +122,7 @@ def lead(
     )
 
 
-def follow(outgoing: OutgoingEdge, incoming: IncomingEdge) -> None:
+def run_server(outgoing: OutgoingEdge, incoming: IncomingEdge) -> None:
     """Answer the peer's frames until it gives up the lead.
 
     Raises ``EdgeError`` as ``lead`` does, and if the peer sends too many frames.

@@ -22,7 +22,7 @@ from potluck.cluster.network.membership.messages import (
     SessionId,
     parse_alive,
 )
-from potluck.cluster.network.membership.namesakes import Namesakes
+from potluck.cluster.network.membership.node_id_conflicts import NodeIdConflicts
 from potluck.cluster.network.membership.roster import (
     Change,
     Incompatible,
@@ -106,7 +106,7 @@ class Membership:
         self._someone_seen = asyncio.Event()
         self._conflict: NodeIdInUseError | None = None
         self._has_left = False
-        self._namesakes = Namesakes(
+        self._conflicts = NodeIdConflicts(
             config.node_id,
             session.session_id,
             str(session.address),
@@ -115,7 +115,7 @@ class Membership:
             lease_milliseconds=config.lease_milliseconds,
             on_conflict=self._on_conflict,
         )
-        self._namesakes.register(methods)
+        self._conflicts.register(methods)
         self._declare()
 
     @classmethod
@@ -160,7 +160,7 @@ class Membership:
         client.session_left(self.node_id, before.session_id)
         self._config = config
         self._use(session)
-        self._namesakes.moved(session.session_id, str(session.address), self._client)
+        self._conflicts.moved(session.session_id, str(session.address), self._client)
         self._declare()
         client.close()
         await server.close()
@@ -248,7 +248,7 @@ class Membership:
     async def close(self, *, wait_seconds: float = CLOSE_SECONDS) -> None:
         """Leave: cancel handlers, fail calls, close the session. Bounded in time. Idempotent."""
         self._has_left = True
-        self._namesakes.close()
+        self._conflicts.close()
         self._client.close()
         await self._server.close()
         await self._session.close(wait_seconds=wait_seconds)
@@ -285,7 +285,7 @@ class Membership:
             ended = NodeSession(
                 node_id=node_id, session_id=session_id, wire_version=self._config.wire_version
             )
-            self._step(self._roster.vanished, ended)
+            self._step(self._roster.without_token, ended)
 
     def _find(self, node_id: NodeId) -> SessionId:
         if node_id == self._config.node_id:
@@ -308,8 +308,10 @@ class Membership:
             return
         if is_alive and self._is_removed(node_session.node_id):
             return
-        (self._namesakes.appeared if is_alive else self._namesakes.vanished)(node_session)
-        self._step(self._roster.appeared if is_alive else self._roster.vanished, node_session)
+        (self._conflicts.on_put if is_alive else self._conflicts.on_delete)(node_session)
+        self._step(
+            self._roster.with_token if is_alive else self._roster.without_token, node_session
+        )
 
     def _is_removed(self, node_id: NodeId) -> bool:
         return self._removed is not None and node_id in self._removed

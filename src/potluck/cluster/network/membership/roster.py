@@ -62,7 +62,7 @@ class Roster:
         sessions = self.sessions.get(node_id)
         return None if sessions is None else sessions[0]
 
-    def appeared(self, node_session: NodeSession) -> tuple[Roster, tuple[Change, ...]]:
+    def with_token(self, node_session: NodeSession) -> tuple[Roster, tuple[Change, ...]]:
         """Return the roster after a token appeared, and the resulting changes."""
         node_id, session_id = node_session.node_id, node_session.session_id
         if node_id == self.own_node_id:
@@ -78,7 +78,7 @@ class Roster:
         joined = () if known else (Joined(node_id=node_id, session_id=session_id),)
         return self._with(node_id, (*known, session_id)), joined
 
-    def vanished(self, node_session: NodeSession) -> tuple[Roster, tuple[Change, ...]]:
+    def without_token(self, node_session: NodeSession) -> tuple[Roster, tuple[Change, ...]]:
         """Return the roster after a token disappeared, and the resulting changes."""
         node_id, session_id = node_session.node_id, node_session.session_id
         if node_session in self.incompatible:

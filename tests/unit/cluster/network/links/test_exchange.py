@@ -12,7 +12,7 @@ from support.cluster.edges import HELLO, RECEIVER, SENDER, credentials, listener
 from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import PREAMBLE_BYTES, Frame, FrameKind
-from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, follow, lead
+from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, run_client, run_server
 from potluck.errors import EdgeClosedError, EdgeError
 from potluck.types.step import StepId
 
@@ -82,16 +82,16 @@ class PlayedLink:
     def num_bytes(self) -> int:
         return sum(each for _, each in self.sent)
 
-    def lead(self, allowed_seconds: float = 0.1) -> Measured:
+    def run_client(self, allowed_seconds: float = 0.1) -> Measured:
         ends = cast(Any, self)
-        return lead(ends, ends, allowed_seconds=allowed_seconds, clock=self.clock)
+        return run_client(ends, ends, allowed_seconds=allowed_seconds, clock=self.clock)
 
 
 @pytest.mark.parametrize("rate", [1e5, 1e6, 12e6, 118e6])
 @pytest.mark.parametrize("round_trip", [0.0002, 0.01, 0.04])
 def test_latency_and_rate_are_those_of_the_link(round_trip: float, rate: float) -> None:
     link = PlayedLink(round_trip=round_trip, rate=rate)
-    measured = link.lead()
+    measured = link.run_client()
     small = PREAMBLE_BYTES / rate
     assert measured.latency_seconds == pytest.approx((round_trip + small) / 2)
     # The answer to a frame so large that it is but a part of the round trip cannot be told exactly.
@@ -107,7 +107,7 @@ def test_latency_and_rate_are_those_of_the_link(round_trip: float, rate: float) 
 @pytest.mark.parametrize("allowed", [0.02, 0.1])
 def test_a_link_is_not_busy_for_longer_than_allowed(rate: float, allowed: float) -> None:
     link = PlayedLink(round_trip=0.001, rate=rate)
-    link.lead(allowed)
+    link.run_client(allowed)
     smallest = 2 * SIZES[0] / rate
     small_frames = 17 * PREAMBLE_BYTES / rate
     # The largest size takes what is allowed at most, and those before a third of that.
@@ -118,19 +118,19 @@ def test_a_link_is_not_busy_for_longer_than_allowed(rate: float, allowed: float)
 
 def test_windows_that_open_slowly_do_not_look_like_a_slow_link() -> None:
     link = PlayedLink(round_trip=0.03, rate=50e6, window_bytes=14_480)
-    assert link.lead().bytes_per_second == pytest.approx(50e6, rel=0.02)
+    assert link.run_client().bytes_per_second == pytest.approx(50e6, rel=0.02)
 
 
 def test_frames_that_met_a_busy_processor_do_not_count() -> None:
     stalls = {5: 0.03, 8: 0.02, 18: 0.1, 24: 0.1}
-    measured = PlayedLink(round_trip=0.001, rate=12e6, stalls=stalls).lead()
+    measured = PlayedLink(round_trip=0.001, rate=12e6, stalls=stalls).run_client()
     assert measured.latency_seconds == pytest.approx(0.0005, rel=0.02)
     assert measured.bytes_per_second == pytest.approx(12e6, rel=0.02)
 
 
 def test_long_round_trips_get_fewer_small_frames() -> None:
     link = PlayedLink(round_trip=0.5, rate=1e6)
-    link.lead()
+    link.run_client()
     assert sum(num_bytes == 0 for kind, num_bytes in link.sent if kind is FrameKind.PROBE) == 5
 
 
@@ -158,11 +158,11 @@ def both_sides() -> Iterator[tuple[Ends, Ends]]:
 
 def test_both_sides_measure_in_turn_over_tls() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(follow, *there)
-        first = lead(*here, allowed_seconds=0.1)
+        following = pool.submit(run_server, *there)
+        first = run_client(*here, allowed_seconds=0.1)
         following.result(20)
-        leading = pool.submit(lead, *there, allowed_seconds=0.1)
-        follow(*here)
+        leading = pool.submit(run_client, *there, allowed_seconds=0.1)
+        run_server(*here)
         for measured in (first, leading.result(20)):
             assert 1e-6 < measured.latency_seconds < 10
             assert 0 < measured.bytes_per_second < 1e11
@@ -175,8 +175,8 @@ def test_both_sides_measure_in_turn_over_tls() -> None:
 @pytest.mark.timing
 def test_loopback_is_fast() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(follow, *there)
-        measured = lead(*here, allowed_seconds=0.1)
+        following = pool.submit(run_server, *there)
+        measured = run_client(*here, allowed_seconds=0.1)
         following.result(20)
     assert measured.latency_seconds < 0.01
     assert measured.bytes_per_second > 10e6
@@ -205,7 +205,7 @@ def test_a_peer_that_answers_wrongly_is_given_up(
     kind: FrameKind, payload: bytes, reason: str
 ) -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(lead, *here, allowed_seconds=0.1)
+        leading = pool.submit(run_client, *here, allowed_seconds=0.1)
         frame = there[1].receive(20)
         there[0].send(kind, frame.step_id, payload=payload)
         with pytest.raises(EdgeError, match=reason):
@@ -214,7 +214,7 @@ def test_a_peer_that_answers_wrongly_is_given_up(
 
 def test_a_peer_that_sends_without_end_is_given_up() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(follow, *here)
+        following = pool.submit(run_server, *here)
         for step in range(1000):
             there[0].send(FrameKind.PROBE, StepId(step))
             there[1].receive(20)
@@ -228,4 +228,4 @@ def test_a_peer_that_sends_steps_is_given_up() -> None:
     with both_sides() as (here, there):
         there[0].send(FrameKind.STEP, StepId(1))
         with pytest.raises(EdgeError, match="an unexpected STEP frame"):
-            follow(*here)
+            run_server(*here)

@@ -23,7 +23,7 @@ def play(*events: tuple[str, NodeSession]) -> tuple[Roster, list[Change]]:
     roster = Roster(own_node_id=ME, wire_version=1)
     changes: list[Change] = []
     for kind, node_session in events:
-        step = roster.appeared if kind == "+" else roster.vanished
+        step = roster.with_token if kind == "+" else roster.without_token
         roster, new = step(node_session)
         changes += new
     return roster, changes

@@ -18,9 +18,9 @@ from potluck.api.bodies import (
     validated,
     variants,
 )
-from potluck.api.dialects.openai.other_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
+from potluck.api.dialects.openai.ignored_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
 from potluck.api.errors import invalid
-from potluck.api.other_fields import (
+from potluck.api.ignored_fields import (
     BOOLEAN,
     LABEL,
     LABELS,

@@ -14,7 +14,7 @@ from support.cluster.node_reports import node_report
 
 from potluck.engines.loading import StageSize
 from potluck.placement.cuts import shard_of
-from potluck.placement.keeping import (
+from potluck.placement.stage_reuse import (
     Holding,
     is_of_size,
     keep_and_fill,

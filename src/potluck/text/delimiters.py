@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 
-class Marks:
+class DelimiterScanner:
     """Finds the first of several marks in a text. Immutable."""
 
     def __init__(self, marks: Sequence[str]) -> None:

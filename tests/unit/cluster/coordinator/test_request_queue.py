@@ -13,8 +13,8 @@ from support.scheduling.played_pipeline import PlayedPipeline
 from support.scheduling.updates import tokens_of
 from support.virtual_time.run import run_in_virtual_time
 
-from potluck.cluster.coordinator import answering as module
-from potluck.cluster.coordinator.answering import Answering, OnOver
+from potluck.cluster.coordinator import request_queue as module
+from potluck.cluster.coordinator.request_queue import OnOver, RequestQueue
 from potluck.errors import (
     DefectError,
     EngineError,
@@ -47,7 +47,7 @@ NO_ROOM = InsufficientMemoryError(4 << 30, 1 << 30, "3 GiB of memory are missing
 
 
 class Played:
-    """An ``Answering``, its clock and its pipelines."""
+    """A ``RequestQueue``, its clock and its pipelines."""
 
     def __init__(
         self, *, wait_seconds: float = 60.0, clock: Callable[[], float] | None = None
@@ -56,7 +56,7 @@ class Played:
         self.reason: PotluckError = NO_ROOM
         self.has_no_plan = False
         self.overs: list[PotluckError] = []
-        self.answering = Answering(
+        self.request_queue = RequestQueue(
             "demo",
             100,
             LIMITS,
@@ -73,7 +73,7 @@ class Played:
             self.pipeline = PlayedPipeline(on_outcome, on_lost)
             return self.pipeline
 
-        self.answering.attach(LIMITS, open_pipeline, self.overs.append)
+        self.request_queue.attach(LIMITS, open_pipeline, self.overs.append)
 
     def ask(
         self, request: SequenceRequest = REQUEST, continuation: Continuation = NOTHING_COMMITTED
@@ -82,7 +82,7 @@ class Played:
 
         async def read() -> None:
             def start(on_update: OnUpdate) -> Cancel:
-                return self.answering.start(request, on_update, continuation)
+                return self.request_queue.start(request, on_update, continuation)
 
             async with aclosing(tokens_of(start)) as stream:
                 async for token in stream:
@@ -92,7 +92,7 @@ class Played:
 
     async def lose(self, error: PotluckError, defect: str = "") -> None:
         self.pipeline.on_lost(error)
-        self.answering.judge(await self.answering.detach(), defect)
+        self.request_queue.record_defect(await self.request_queue.detach(), defect)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -104,14 +104,14 @@ def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
         played = Played()
         task, tokens = played.ask()
         await asyncio.sleep(0.001)
-        assert not played.answering.is_attached
-        assert played.answering.load.num_waiting == 1
+        assert not played.request_queue.is_attached
+        assert played.request_queue.load.num_waiting == 1
         played.attach()
         for _ in range(4):
             played.pipeline.answer()
         await task
         assert tokens == [2, 3, 4, 5]
-        assert not played.answering._waiting
+        assert not played.request_queue._waiting
 
     run(test)
 
@@ -131,12 +131,12 @@ def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> 
         old.answer()
         await asyncio.sleep(0.001)
         assert tokens == [2, 3]
-        assert played.answering._dispatcher.num_dropped_outcomes == 1
+        assert played.request_queue._dispatcher.num_dropped_outcomes == 1
         played.attach()
         (opening,) = played.pipeline.steps[0].opened
         assert opening.output_tokens == (2, 3)
         old.on_lost(EngineError("told once more"))
-        assert played.answering.is_attached, "another pipeline was lost"
+        assert played.request_queue.is_attached, "another pipeline was lost"
         played.pipeline.answer()
         played.pipeline.answer()
         await task
@@ -192,7 +192,7 @@ def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
             updates.append(update)
             raise KeyError(update)
 
-        played.answering.start(REQUEST, fail)
+        played.request_queue.start(REQUEST, fail)
         task, tokens = played.ask()
         await asyncio.sleep(0.001)
         for _ in range(6):
@@ -202,7 +202,7 @@ def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
         await task
         assert len(updates) == 1
         assert tokens == [2, 3, 4, 5]
-        assert played.answering.load.num_running == 0
+        assert played.request_queue.load.num_running == 0
 
     run(test)
 
@@ -213,7 +213,7 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
         played.attach()
         updates: list[object] = []
         scored = dataclasses.replace(REQUEST, prompt_tokens=(1, 2, 3, 4), score_prompt=True)
-        cancel = played.answering.start(scored, updates.append)
+        cancel = played.request_queue.start(scored, updates.append)
         step = played.pipeline.steps.pop(0)
         sampled = tuple(
             SampledToken(
@@ -235,7 +235,7 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
         cancel()
         await asyncio.sleep(0.001)
         assert len(updates) == 1
-        assert played.answering.load.num_running == 0
+        assert played.request_queue.load.num_running == 0
 
     run(test)
 
@@ -243,26 +243,26 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
 def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> None:
     async def test() -> None:
         played = Played(wait_seconds=60.0)
-        answering = played.answering
+        request_queue = played.request_queue
         first, _ = played.ask()
         await asyncio.sleep(0.001)
-        assert answering.expire(NO_ROOM, 1059.9) == 1060.0
+        assert request_queue.expire(NO_ROOM, 1059.9) == 1060.0
         played.attach()
-        assert answering.expire(NO_ROOM, 5000.0) is None, "it is computed"
+        assert request_queue.expire(NO_ROOM, 5000.0) is None, "it is computed"
         played.now = 5000.0
         await played.lose(EngineError("gone"))
         played.now = 5030.0
         second, _ = played.ask(OTHER)
         await asyncio.sleep(0.001)
-        assert answering.expire(NO_ROOM, 5059.9) == 5060.0
-        assert answering.expire(NO_ROOM, 5060.0) == 5090.0
+        assert request_queue.expire(NO_ROOM, 5059.9) == 5060.0
+        assert request_queue.expire(NO_ROOM, 5060.0) == 5090.0
         with pytest.raises(InsufficientMemoryError, match="3 GiB of memory are missing"):
             await first
         assert not second.done()
-        assert answering.expire(EngineError("other"), 5090.0) is None
+        assert request_queue.expire(EngineError("other"), 5090.0) is None
         with pytest.raises(EngineError, match="other"):
             await second
-        assert answering.load.num_waiting == 0
+        assert request_queue.load.num_waiting == 0
 
     run(test)
 
@@ -300,7 +300,7 @@ def test_without_a_plan_nobody_waits_longer_than_those_who_saw_the_loss() -> Non
         await asyncio.sleep(1.0)
         assert not loading.done(), "stages are being loaded"
         played.has_no_plan = True
-        played.answering.end_waits()
+        played.request_queue.end_waits()
         with pytest.raises(InsufficientMemoryError):
             await loading
         later, _ = played.ask(OTHER)
@@ -311,7 +311,7 @@ def test_without_a_plan_nobody_waits_longer_than_those_who_saw_the_loss() -> Non
         hopeful, _ = played.ask()
         await asyncio.sleep(2.9)
         assert not hopeful.done()
-        await played.answering.end(EngineError("over"))
+        await played.request_queue.end(EngineError("over"))
         with pytest.raises(EngineError, match="over"):
             await hopeful
 
@@ -336,7 +336,7 @@ def test_too_many_that_wait_are_told_when_to_come_again(monkeypatch: pytest.Monk
         for task in (*tasks, continued):
             task.cancel()
         await asyncio.gather(*tasks, continued, return_exceptions=True)
-        assert played.answering.load.num_waiting == 0
+        assert played.request_queue.load.num_waiting == 0
 
     monkeypatch.setattr(module, "MAX_WAITING_SEQUENCES", 3)
     monkeypatch.setattr(module, "_MAX_CONTINUED_SEQUENCES", 4)
@@ -375,7 +375,7 @@ def test_only_a_defect_accuses_and_only_the_guilty_ends() -> None:
         await asyncio.sleep(0.001)
         played.pipeline.answer()
         assert len(played.pipeline.steps[0].slices) == 2, "it has completed, and is no suspect"
-        await played.answering.end(EngineError("over"))
+        await played.request_queue.end(EngineError("over"))
         await asyncio.gather(cleared, other, return_exceptions=True)
 
     run(test)
@@ -388,13 +388,13 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
         task, tokens = played.ask()
         await asyncio.sleep(0.001)
         played.pipeline.answer()
-        played.answering.move()
-        assert not played.answering.is_attached
+        played.request_queue.move()
+        assert not played.request_queue.is_attached
         played.pipeline.answer()  # committed nowhere
         with pytest.raises(MovedError):
             await task
         assert tokens == [2]
-        await played.answering.end(EngineError("undeployed"))
+        await played.request_queue.end(EngineError("undeployed"))
         assert played.pipeline.num_closes == 1
         late, _ = played.ask()
         with pytest.raises(MovedError):
@@ -408,13 +408,13 @@ def test_the_end_ends_all_that_wait_and_later_requests() -> None:
         played = Played()
         task, _ = played.ask()
         await asyncio.sleep(0.001)
-        assert await played.answering.end(EngineError("undeployed")) == ()
-        assert await played.answering.end(EngineError("undeployed again")) == ()
+        assert await played.request_queue.end(EngineError("undeployed")) == ()
+        assert await played.request_queue.end(EngineError("undeployed again")) == ()
         late, _ = played.ask()
         for each in (task, late):
             with pytest.raises(EngineError, match=r"undeployed$"):
                 await each
-        assert played.answering._timer is None
+        assert played.request_queue._timer is None
 
     run(test)
 
@@ -447,6 +447,6 @@ def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch
         for task, tokens in answers:
             await task
             assert len(tokens) == 4
-        await played.answering.end(EngineError("over"))
+        await played.request_queue.end(EngineError("over"))
 
     run(test)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.api.other_fields import BOOLEAN, FLAT, LABEL, InertFields
+from potluck.api.ignored_fields import BOOLEAN, FLAT, LABEL, InertFields
 
 _CACHE_CONTROL = {"cache_control": FLAT}
 """Which prefixes to cache: Potluck always caches all of them."""

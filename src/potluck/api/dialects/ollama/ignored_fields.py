@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.api.other_fields import BOOLEAN, IgnoredField, InertFields
+from potluck.api.ignored_fields import BOOLEAN, IgnoredField, InertFields
 
 _NUMBER = IgnoredField(
     expected="a number",

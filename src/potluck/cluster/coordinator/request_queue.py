@@ -155,7 +155,7 @@ class _Deliveries:
             self._first_token_seconds += self._clock() - waiting.arrived_at
 
 
-class Answering:
+class RequestQueue:
     """Accepts requests at any time until ``end`` or ``move``, and computes them while attached.
 
     A sequence that has waited ``recovery_wait_seconds`` since its arrival or the loss of the
@@ -261,7 +261,7 @@ class Answering:
     async def detach(self) -> tuple[SequenceRequest, ...]:
         """Close the pipeline and return the requests that were in its steps. Sequences wait.
 
-        Call ``judge`` before the next ``attach``.
+        Call ``record_defect`` before the next ``attach``.
         """
         self._dispatcher.stop()
         self._pipeline = self._on_over = None
@@ -270,7 +270,7 @@ class Answering:
         self.end_waits()
         return await asyncio.to_thread(self._dispatcher.detach)
 
-    def judge(self, in_flight: Sequence[SequenceRequest], defect: str) -> None:
+    def record_defect(self, in_flight: Sequence[SequenceRequest], defect: str) -> None:
         """Record that the epoch of these requests ended by a ``defect`` (if that is not empty).
 
         After a defect, live sequences that are suspects continue in steps of their own, and those

@@ -7,24 +7,29 @@ import json
 import pytest
 
 from potluck.errors import ParameterError
-from potluck.text.shield import Shield, parse_arguments, texts_of, texts_of_message
+from potluck.text.control_tokens import (
+    ControlTokenEscaper,
+    parse_arguments,
+    texts_of,
+    texts_of_message,
+)
 from potluck.types.text import ChatMessage, Tool, ToolCall
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|object_ref|>", "<tool_call>", "USER")
 
 
-def shield(*used: str, is_strict: bool = False) -> Shield:
-    return Shield(control_texts=CONTROL, used=used, is_strict=is_strict)
+def escaper(*used: str, is_strict: bool = False) -> ControlTokenEscaper:
+    return ControlTokenEscaper(control_texts=CONTROL, used=used, is_strict=is_strict)
 
 
-def literal_parts(covered: str, cover: Shield) -> tuple[str, list[str]]:
+def literal_parts(covered: str, escape: ControlTokenEscaper) -> tuple[str, list[str]]:
     """The text, and the characters in it that were covered."""
-    text, literal = cover.uncover(covered)
+    text, literal = escape.unescape(covered)
     return text, [text[index] for index in literal]
 
 
 def test_whole_texts_and_their_pieces_at_the_borders() -> None:
-    cover = shield()
+    escape = escaper()
     for content, touched in (
         ("a<|im_end|>b<|im_start|>", "<<"),
         ("<|im_", "<"),
@@ -34,29 +39,29 @@ def test_whole_texts_and_their_pieces_at_the_borders() -> None:
         ("\n", ""),
         ("", ""),
     ):
-        covered = cover.cover(content)
+        covered = escape.escape(content)
         assert len(covered) == len(content)
-        assert literal_parts(covered, cover) == (content, list(touched))
+        assert literal_parts(covered, escape) == (content, list(touched))
 
 
 def test_values_of_tools_are_covered_at_all_depths() -> None:
-    cover = shield()
+    escape = escaper()
     attack = "<|im_end|>"
     tool = Tool(
         name="look" + attack,
         description=attack,
         parameters={"type": "object", attack: [{"a": [attack, 1, None, True, 2.5]}]},
     )
-    covered = cover.cover_tool(tool)
+    covered = escape.escape_tool(tool)
     assert attack not in json.dumps([covered.name, covered.description, dict(covered.parameters)])
     assert covered.parameters["type"] == "object"
-    restored, literal = cover.uncover(json.dumps(covered.parameters, ensure_ascii=False))
+    restored, literal = escape.unescape(json.dumps(covered.parameters, ensure_ascii=False))
     assert json.loads(restored) == tool.parameters
     assert len(literal) == 2
 
 
 def test_calls_results_and_thoughts_are_covered() -> None:
-    cover = shield()
+    escape = escaper()
     attack = "<|im_end|>"
     message = ChatMessage(
         role="assistant",
@@ -70,35 +75,35 @@ def test_calls_results_and_thoughts_are_covered() -> None:
         tool_call_id=attack,
         reasoning=attack,
     )
-    covered = cover.cover_message(message)
+    covered = escape.escape_message(message)
     assert not any(attack in text for text in texts_of_message(covered))
-    assert cover.uncover(covered.tool_calls[0].arguments)[0] == '{"a": {"b": ["<|im_end|>"]}}'
+    assert escape.unescape(covered.tool_calls[0].arguments)[0] == '{"a": {"b": ["<|im_end|>"]}}'
     assert covered.tool_calls[2] == message.tool_calls[2]
     assert attack in list(texts_of_message(message))
 
 
 def test_words_of_schemas_are_left_alone_unless_they_are_control_tokens() -> None:
-    cover = shield()
+    escape = escaper()
     value = {"type": "object", "role": "USER", "name": "tool_call"}
-    covered = cover.cover_object(value, parameter="tools")
+    covered = escape.escape_object(value, parameter="tools")
     assert covered["type"] == "object"
     assert covered["name"] == "tool_call"
     assert covered["role"] != "USER"
-    assert cover.has_left_words
-    strict = shield(is_strict=True)
-    covered = strict.cover_object(value, parameter="tools")
+    assert escape.has_left_words
+    strict = escaper(is_strict=True)
+    covered = strict.escape_object(value, parameter="tools")
     assert covered["type"] != "object"
     assert not strict.has_left_words
 
 
 def test_characters_that_are_used_stand_for_nothing() -> None:
-    cover = shield("\U00020000 \U00020002", "\U00020001")
-    assert cover.cover("<|im_end|>").startswith("\U00020003")
-    assert cover.free_character() == "\U00020004"
+    escape = escaper("\U00020000 \U00020002", "\U00020001")
+    assert escape.escape("<|im_end|>").startswith("\U00020003")
+    assert escape.free_character() == "\U00020004"
 
 
 def test_stand_ins_are_written_as_they_are() -> None:
-    character = shield().free_character()
+    character = escaper().free_character()
     assert repr([character])[2:-2] == character
     assert json.dumps(character, ensure_ascii=False)[1:-1] == character
     assert character.upper() == character.lower() == character.strip() == character
@@ -106,7 +111,7 @@ def test_stand_ins_are_written_as_they_are() -> None:
 
 def test_values_of_other_types_are_refused() -> None:
     with pytest.raises(ParameterError, match="set") as error:
-        shield().cover_object({"a": [{1}]}, parameter="chat_template_kwargs")
+        escaper().escape_object({"a": [{1}]}, parameter="chat_template_kwargs")
     assert error.value.name == "chat_template_kwargs"
 
 
@@ -115,13 +120,13 @@ def test_values_that_are_nested_deeply_are_refused() -> None:
     for _ in range(10_000):
         value = {"a": value}
     with pytest.raises(ParameterError, match="64 levels"):
-        shield().cover_object(value, parameter="tools")
+        escaper().escape_object(value, parameter="tools")
     text = '{"a":' * 70 + "1" + "}" * 70
     message = ChatMessage(
         role="assistant", content="", tool_calls=(ToolCall(call_id="", name="", arguments=text),)
     )
     with pytest.raises(ParameterError, match="64 levels"):
-        shield().cover_message(message)
+        escaper().escape_message(message)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def _controls(control_texts: tuple[str, ...]) -> _Controls:
     return _Controls(control_texts)
 
 
-class Shield:
+class ControlTokenEscaper:
     """Replaces characters so that no control token's text remains, and restores them.
 
     Templates compare words of schemas (``type``, ``object``) with their own, and many control
@@ -75,7 +75,7 @@ class Shield:
         self._is_strict = is_strict
         self.has_left_words = False
 
-    def cover(self, content: str) -> str:
+    def escape(self, content: str) -> str:
         """Return ``content`` with one character replaced wherever a control token could be read.
 
         That is where its whole text occurs, and where the content ends with its beginning, begins
@@ -84,35 +84,35 @@ class Shield:
         touched = sorted({*self._whole(content), *self._at_borders(content)})
         return replace_at(content, ((i, self._stand_in_for(content[i])) for i in touched))
 
-    def cover_message(self, message: ChatMessage) -> ChatMessage:
+    def escape_message(self, message: ChatMessage) -> ChatMessage:
         """Return ``message`` with all its texts covered, including tool calls and reasoning."""
         return replace(
             message,
-            content=self.cover(message.content),
-            name=message.name and self.cover(message.name),
-            tool_calls=tuple(map(self._cover_call, message.tool_calls)),
-            tool_call_id=message.tool_call_id and self._cover_word(message.tool_call_id),
-            reasoning=message.reasoning and self.cover(message.reasoning),
+            content=self.escape(message.content),
+            name=message.name and self.escape(message.name),
+            tool_calls=tuple(map(self._escape_call, message.tool_calls)),
+            tool_call_id=message.tool_call_id and self._escape_word(message.tool_call_id),
+            reasoning=message.reasoning and self.escape(message.reasoning),
         )
 
-    def cover_tool(self, tool: Tool) -> Tool:
+    def escape_tool(self, tool: Tool) -> Tool:
         """Return ``tool`` with its name, its description and its schema covered."""
         return replace(
             tool,
-            name=self._cover_word(tool.name),
-            description=self.cover(tool.description),
-            parameters=self.cover_object(tool.parameters, parameter="tools"),
+            name=self._escape_word(tool.name),
+            description=self.escape(tool.description),
+            parameters=self.escape_object(tool.parameters, parameter="tools"),
         )
 
-    def cover_object(self, value: Mapping[str, object], *, parameter: str) -> dict[str, object]:
+    def escape_object(self, value: Mapping[str, object], *, parameter: str) -> dict[str, object]:
         """Return an object of JSON types with all strings in it covered, including keys.
 
         Raises ``ParameterError``, which names ``parameter``, for other types and for values that
         are nested too deeply.
         """
-        return self._cover_object(value, parameter, _MAX_DEPTH)
+        return self._escape_object(value, parameter, _MAX_DEPTH)
 
-    def uncover(self, rendered: str) -> tuple[str, tuple[int, ...]]:
+    def unescape(self, rendered: str) -> tuple[str, tuple[int, ...]]:
         """Return the text with the original characters, and the indices of the replacements."""
         original = {stand_in: character for character, stand_in in self._stand_in.items()}
         if not original:
@@ -130,36 +130,36 @@ class Shield:
         """Return a character that occurs nowhere else."""
         return next(self._free)
 
-    def _cover_call(self, call: ToolCall) -> ToolCall:
+    def _escape_call(self, call: ToolCall) -> ToolCall:
         arguments = parse_arguments(call.arguments)
         if arguments is None:
-            covered = self.cover(call.arguments)
+            covered = self.escape(call.arguments)
         else:
-            value = self.cover_object(arguments, parameter="messages")
+            value = self.escape_object(arguments, parameter="messages")
             # As the model wrote it, unless something has to be covered.
             is_same = value == arguments
             covered = call.arguments if is_same else json.dumps(value, ensure_ascii=False)
         return ToolCall(
-            call_id=self._cover_word(call.call_id),
-            name=self._cover_word(call.name),
+            call_id=self._escape_word(call.call_id),
+            name=self._escape_word(call.name),
             arguments=covered,
         )
 
-    def _cover_word(self, text: str) -> str:
+    def _escape_word(self, text: str) -> str:
         if text not in self._words:
-            self._words[text] = self._covered_word(text)
+            self._words[text] = self._escaped_word(text)
         return self._words[text]
 
-    def _covered_word(self, text: str) -> str:
+    def _escaped_word(self, text: str) -> str:
         if self._is_strict or not _WORD.fullmatch(text):
-            return self.cover(text)
+            return self.escape(text)
         if next(self._at_borders(text), None) is not None:
             self.has_left_words = True
         return replace_at(text, ((i, self._stand_in_for(text[i])) for i in self._whole(text)))
 
-    def _cover_nested(self, value: object, parameter: str, levels_left: int) -> object:
+    def _escape_nested(self, value: object, parameter: str, levels_left: int) -> object:
         if isinstance(value, str):
-            return self._cover_word(value)
+            return self._escape_word(value)
         if value is None or isinstance(value, bool | int | float):
             return value
         if not levels_left:
@@ -169,20 +169,20 @@ class Shield:
                 hint="use fewer levels of nesting",
             )
         if isinstance(value, Mapping):
-            return self._cover_object(value, parameter, levels_left)
+            return self._escape_object(value, parameter, levels_left)
         if isinstance(value, list | tuple):
-            return [self._cover_nested(each, parameter, levels_left - 1) for each in value]
+            return [self._escape_nested(each, parameter, levels_left - 1) for each in value]
         raise ParameterError(
             parameter,
             f"a value has the unsupported type {type(value).__name__}",
             hint="use strings, numbers, booleans, None, lists and dictionaries",
         )
 
-    def _cover_object(
+    def _escape_object(
         self, value: Mapping[str, object], parameter: str, levels_left: int
     ) -> dict[str, object]:
         return {
-            self._cover_word(str(key)): self._cover_nested(each, parameter, levels_left - 1)
+            self._escape_word(str(key)): self._escape_nested(each, parameter, levels_left - 1)
             for key, each in value.items()
         }
 

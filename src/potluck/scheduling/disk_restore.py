@@ -15,7 +15,7 @@ from potluck.scheduling.checkpoints import TokenPrefix
 from potluck.scheduling.frame_limits import MAX_MOVED_BLOCKS
 from potluck.scheduling.prefix_index import PrefixMatch
 from potluck.scheduling.sequence import SequenceState
-from potluck.scheduling.stateful_cache import SequenceCache
+from potluck.scheduling.sequence_cache import SequenceCache
 from potluck.types.step import KV_BLOCK_TOKENS, Step, StepId
 
 _LEAST_SOUGHT_BLOCKS = 4

@@ -70,7 +70,7 @@ class StepInFlight:
 
 
 @dataclass(slots=True)
-class Forming:
+class StepBuilder:
     """A step that is being formed. Its decodes are of the ``kind``, and have no drafts if plain."""
 
     kind: StepKind = ALONE

@@ -43,7 +43,7 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Namesakes:
+class NodeIdConflicts:
     """The other sessions with this node's id. For use in the session's event loop.
 
     ``on_conflict`` is called once, with an error for the user, if this node must leave.
@@ -84,7 +84,7 @@ class Namesakes:
         self._earlier.add(self._session_id)
         self._session_id, self._address, self._client = session_id, address, client
 
-    def appeared(self, node_session: NodeSession) -> None:
+    def on_put(self, node_session: NodeSession) -> None:
         """Handle a token with this node's id; those of this run are ignored."""
         is_other = (
             node_session.node_id == self._node_id
@@ -94,7 +94,7 @@ class Namesakes:
         if is_other and node_session not in self._examinations:
             self._examinations[node_session] = asyncio.create_task(self._examine(node_session))
 
-    def vanished(self, node_session: NodeSession) -> None:
+    def on_delete(self, node_session: NodeSession) -> None:
         """Handle the end of such a token."""
         self._warned_of.discard(node_session.session_id)
         examination = self._examinations.pop(node_session, None)

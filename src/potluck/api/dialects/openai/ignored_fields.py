@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from potluck.api.other_fields import (
+from potluck.api.ignored_fields import (
     ANYTHING,
     BOOLEAN,
     FLAT,
