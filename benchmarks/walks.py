@@ -2,10 +2,11 @@
 
     python benchmarks/walks.py MODEL OUT.json [--agents 1]
 
-Agents with MODEL deployed note which functions they and their workers call, by module. The calls of
-a chat request with one token are compared with those of the same time without a request, and so are
-the calls for a hundred tokens in the middle of a stream. A module is on the way if it was called at
-least twice as often. With two agents, the request is sent to the one that does not coordinate.
+Agents with MODEL deployed count the calls of functions in each of their modules, and so do their
+workers: during twenty chat requests with one token each, and during a hundred tokens in the middle
+of a stream. Calls of the same time without a request are subtracted. A module is on the way if it
+was called once for each request, or once for every second token. With two agents, the requests are
+sent to the one that does not coordinate.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from token_stream import Ask, TokenStream
 SCHEMA = "potluck.benchmark.walks/1"
 
 NUM_REQUESTS = 20
-"""As many as are needed for calls of a request to exceed those of background tasks."""
-
-NUM_TOKENS = 400
+NUM_TOKENS = 100
+MAX_TOKENS = 400
 
 _PROFILER = """
 import collections, json, os, pathlib, signal, sys, threading
@@ -83,11 +83,11 @@ class Recording:
 
 
 def on_the_way(
-    during: dict[str, Counter[str]], idle: dict[str, Counter[str]]
+    during: dict[str, Counter[str]], idle: dict[str, Counter[str]], least: int
 ) -> dict[str, list[str]]:
-    """Return the modules of each process that were called at least twice as often as when idle."""
+    """Return the modules of each process with ``least`` more calls than when it was idle."""
     return {
-        name: sorted(module for module, count in calls.items() if count >= 2 * idle[name][module])
+        name: sorted(module for module, n in calls.items() if n - idle[name][module] >= least)
         for name, calls in during.items()
     }
 
@@ -128,25 +128,25 @@ def measure(model: str, num_agents: int, work: Path) -> dict[str, dict[str, list
         took = time.monotonic() - started
         request = recording.take()
         time.sleep(took)
-        request_ways = on_the_way(request, recording.take())
+        request_ways = on_the_way(request, recording.take(), NUM_REQUESTS)
 
         stream = TokenStream()
-        ask = Ask(prompt="a fox", max_tokens=NUM_TOKENS, seed=1)
+        ask = Ask(prompt="a fox", max_tokens=MAX_TOKENS, seed=1)
         reader = threading.Thread(target=stream.read, args=(port, "walked", ask))
         reader.start()
         wait_until(lambda: len(stream.times) > 10, within=60, what="the stream has begun")
         recording.take()
         started = time.monotonic()
         first = len(stream.times)
-        wait_until(lambda: len(stream.times) > first + 100, within=60, what="100 tokens have come")
+        wait_until(lambda: len(stream.times) > first + NUM_TOKENS, within=60, what="tokens")
         tokens = recording.take()
         took = time.monotonic() - started
-        if reader.is_alive() is False or len(stream.times) >= NUM_TOKENS - 10:
+        if not reader.is_alive():
             raise RuntimeError("the stream ended while it was measured")
         reader.join()
         recording.take()
         time.sleep(took)
-        token_ways = on_the_way(tokens, recording.take())
+        token_ways = on_the_way(tokens, recording.take(), NUM_TOKENS // 2)
     return {"request": request_ways, "token": token_ways}
 
 

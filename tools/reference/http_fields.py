@@ -87,7 +87,7 @@ def _section(module: ModuleType) -> Iterator[str]:
         others = {}
     if not bodies and not others:
         return
-    if not module.__name__.endswith(("bodies", "other_fields")):
+    if not module.__name__.endswith(("bodies", "ignored_fields")):
         return
     named = module.__name__.removeprefix(f"{dialects.__name__}.").replace(".", " / ")
     yield from ("", f"## {named}")

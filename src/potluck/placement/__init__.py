@@ -3,7 +3,6 @@
 __all__ = [
     "costs",
     "fleet",
-    "keeping",
     "layout",
     "links",
     "model_counting",
@@ -13,6 +12,7 @@ __all__ = [
     "planned",
     "rebalancing",
     "sources",
+    "stage_reuse",
     "survey",
     "surveyed",
     "views",

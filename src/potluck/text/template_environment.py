@@ -41,7 +41,7 @@ _MAX_INTEGER_BITS = 4096
 """Maximum operand of ``**`` and ``*`` on numbers."""
 
 _TO_ESCAPE = re.compile("[^\x00-\x7f\U00020000-\U0002a6d6]")
-"""Non-ASCII characters except rare ideographs, which represent other characters (``control_tokens``)."""
+"""Non-ASCII characters except rare ideographs, which stand for others (``control_tokens``)."""
 
 _DICT_NAMES = frozenset(dir(dict))
 
