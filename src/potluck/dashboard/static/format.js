@@ -1,4 +1,4 @@
-// Quantities as people read them: the same rules as potluck.quantities, so that the page and the
+// Quantities as people read them: the same rules as potluck.types.quantities, so that the page and the
 // command line agree. Pure.
 
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
