@@ -35,8 +35,8 @@ from potluck.placement.offering import reason_against
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.stage_reuse import Fill, Holding, is_of_size, keep_and_fill, kept
-from potluck.placement.survey import ClusterSurvey
 from potluck.placement.times import UnitTimes
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId
@@ -77,18 +77,18 @@ class Placement:
     the model with its quantization.
     """
 
-    def __init__(self, counting: Counting, surveyed: ClusterSurvey) -> None:
+    def __init__(self, counting: Counting, snapshot: ClusterSnapshot) -> None:
         self._counting = counting
-        self._surveyed = surveyed
-        self._held = surveyed.held
+        self._snapshot = snapshot
+        self._held = snapshot.held
         self._able_in: dict[Quantization, _AbleBackends] = {}
         self._units = {
             (report.node_id, unit.unit_id): unit
-            for report in surveyed.able
+            for report in snapshot.able
             for unit in report.units
         }
-        hosts = {report.node_id: report.host_id for report in surveyed.reports}
-        self._links = surveyed.links or link_table(surveyed.speeds.values(), hosts)
+        hosts = {report.node_id: report.host_id for report in snapshot.reports}
+        self._links = snapshot.links or link_table(snapshot.speeds.values(), hosts)
         self._times: dict[object, UnitTimes] = {}
 
     def of(self, size: StageSize, *, may_quantize: bool) -> Placed:
@@ -100,7 +100,7 @@ class Placement:
         would fit, ``ParameterError`` for a layout that is not possible, and the ``EngineError`` or
         ``UnsupportedModelError`` of a rejected backend if no other is available.
         """
-        if not self._surveyed.from_scratch:
+        if not self._snapshot.from_scratch:
             placed = self._as_laid_out(size) or self._with_what_is_held(size)
             if placed is not None:
                 return self._connected(size, placed)
@@ -117,7 +117,7 @@ class Placement:
                     message = f"even in {other.quantization.value}, {error.message}"
             except UnsupportedModelError:
                 continue
-        wants = self._surveyed.preferences
+        wants = self._snapshot.preferences
         least_states = states_for(wanted_streams(wants.objective, wants.num_streams))
         fitting = fitting_size_hint(size, self._fits, least_states=least_states)
         raise InsufficientMemoryError(
@@ -133,8 +133,8 @@ class Placement:
         A group that has lost a member can only be restored as a whole. A layout that can no longer
         be satisfied is ignored from here on.
         """
-        wants = self._surveyed.preferences
-        if not self._surveyed.in_use or not wants.layout:
+        wants = self._snapshot.preferences
+        if not self._snapshot.in_use or not wants.layout:
             return None
         if any(each.part is not None for each in wants.layout):
             try:
@@ -143,7 +143,7 @@ class Placement:
                 pass
         units = {(unit.node_id, unit.unit_id) for unit in wants.layout}
         if not units <= self._units.keys():
-            self._surveyed = replace(self._surveyed, preferences=replace(wants, layout=()))
+            self._snapshot = replace(self._snapshot, preferences=replace(wants, layout=()))
         return None
 
     def _with_what_is_held(self, size: StageSize) -> Placed | None:
@@ -162,7 +162,7 @@ class Placement:
             for each in self._held
             if each.unit in usable and is_of_size(each.stage, usable[each.unit])
         ]
-        keeping = kept(fitting, self._counting.num_layers, self._surveyed.in_use)
+        keeping = kept(fitting, self._counting.num_layers, self._snapshot.in_use)
         if not keeping:
             return None
         for needs_room in (False, True):
@@ -188,13 +188,13 @@ class Placement:
     def _closed_link(self, plan: Plan) -> tuple[NodeId, NodeId] | None:
         """Return the first neighbours in a plan that cannot connect to each other, if any."""
         leaders = [stage.node_id for stage in plan.stages if not stage.shard.is_led]
-        row = [self._surveyed.coordinator, *leaders, self._surveyed.coordinator]
+        row = [self._snapshot.coordinator, *leaders, self._snapshot.coordinator]
         return next((pair for pair in pairwise(row) if self._links.is_closed(*pair)), None)
 
     def _able(self, size: StageSize) -> _AbleBackends:
         found = self._able_in.get(size.quantization)
         if found is None:
-            found = _of_able_backends(self._counting, self._surveyed.able, size.quantization)
+            found = _of_able_backends(self._counting, self._snapshot.able, size.quantization)
             self._able_in[size.quantization] = found
         return found
 
@@ -210,7 +210,7 @@ class Placement:
 
     def _placed(self, size: StageSize) -> Placed:
         """Return the best placement as if nothing was held. Raise ``InsufficientMemoryError``."""
-        preferences = self._surveyed.preferences
+        preferences = self._snapshot.preferences
         if preferences.objective is Objective.MEMORY and not preferences.layout:
             return self._placed_by_memory(size)
         counted = self._count(size, with_reserve=True, released_stages=self._held)
@@ -245,7 +245,7 @@ class Placement:
         plan = place_by_memory(offers, cost)
         pair = self._closed_link(plan)
         for node, other in () if pair is None else (pair, pair[::-1]):
-            if node == self._surveyed.coordinator:
+            if node == self._snapshot.coordinator:
                 continue  # both ends of the pipeline are there in any case
             with suppress(InsufficientMemoryError):
                 found = self._placed_apart(
@@ -347,7 +347,7 @@ class Placement:
 
     def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
         """Return how gaps are filled: by speed if that counts, otherwise by memory."""
-        if self._surveyed.preferences.objective is Objective.MEMORY:
+        if self._snapshot.preferences.objective is Objective.MEMORY:
             return None
         request = self._request(counted, size)
         if not request.candidates:
@@ -360,7 +360,7 @@ class Placement:
     ) -> CountedOffers:
         return count_offers(
             self._counting,
-            self._surveyed.reports,
+            self._snapshot.reports,
             self._able(size).reports,
             size,
             with_reserve=with_reserve,
@@ -392,8 +392,8 @@ class Placement:
         return PlaceRequest(
             candidates=tuple(candidates),
             links=self._links,
-            coordinator=self._surveyed.coordinator,
-            preferences=self._surveyed.preferences,
+            coordinator=self._snapshot.coordinator,
+            preferences=self._snapshot.preferences,
             max_step_tokens=size.max_step_tokens,
             pools=counted.offered.pools,
             divide=self._divide(size, counted),
@@ -435,7 +435,7 @@ class Placement:
     def _times_of(self, node_id: NodeId, unit: UnitReport, size: StageSize) -> UnitTimes:
         """Return how long parts of the model take on a unit; equal units share one object."""
         work = self._counting.work(size)
-        speeds = self._surveyed.speeds.get(node_id)
+        speeds = self._snapshot.speeds.get(node_id)
         measured = () if speeds is None else speeds.step_times.get(work.shape(size.arithmetic), {})
         step_times = measured.get(unit.unit_id, ()) if measured else ()
         key = (

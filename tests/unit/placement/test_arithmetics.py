@@ -13,8 +13,8 @@ from support.machines import hardware
 from potluck.cluster.wire.calls import decode, encode
 from potluck.engines.loading import StagePlan, StageSize
 from potluck.errors import EngineError, InsufficientMemoryError
+from potluck.placement.plan import computing_in, plan_in
 from potluck.placement.planned import PlannedModel, PlannedStage
-from potluck.placement.surveyed import computing_in, plan_in
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import UnitId

@@ -22,7 +22,7 @@ from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, sha
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_model
-from potluck.placement.survey import ClusterSurvey
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
@@ -91,8 +91,8 @@ def placed(profile: ModelProfile, *nodes: NodeReport, size: StageSize = SIZE) ->
     return Placement(counting_of(profile, costs), by_memory(nodes)).of(size, may_quantize=False)
 
 
-def by_memory(nodes: Sequence[NodeReport]) -> ClusterSurvey:
-    return ClusterSurvey(
+def by_memory(nodes: Sequence[NodeReport]) -> ClusterSnapshot:
+    return ClusterSnapshot(
         reports=nodes,
         able=nodes,
         coordinator=NodeId("a"),

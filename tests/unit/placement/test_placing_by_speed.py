@@ -17,8 +17,8 @@ from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.prediction import MARGINS
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.stage_reuse import Holding
-from potluck.placement.survey import ClusterSurvey
 from potluck.types.choices import Objective
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.groups import LayoutStage
@@ -66,15 +66,15 @@ def node(name: str, *units: UnitReport, usable: int = 8 * GIB) -> NodeReport:
     return node_report(name, *units, usable_bytes=usable, pools=(own_pool(name, 64 * GIB),))
 
 
-def surveyed(*nodes: NodeReport, **changes: object) -> ClusterSurvey:
-    known = ClusterSurvey(
+def snapshot(*nodes: NodeReport, **changes: object) -> ClusterSnapshot:
+    known = ClusterSnapshot(
         reports=nodes, able=nodes, coordinator=nodes[0].node_id, preferences=Preferences()
     )
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
 def placed(*nodes: NodeReport, **changes: object) -> Placed:
-    return Placement(COUNTING, surveyed(*nodes, **changes)).of(SIZE, may_quantize=False)
+    return Placement(COUNTING, snapshot(*nodes, **changes)).of(SIZE, may_quantize=False)
 
 
 def where(found: Placed) -> list[tuple[str, str, int, int]]:

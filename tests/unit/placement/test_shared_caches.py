@@ -22,7 +22,7 @@ from potluck.models.rope import empty_rope_tables
 from potluck.placement.costs import Counting, model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
-from potluck.placement.survey import ClusterSurvey
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.work import model_work
 from potluck.types.choices import Objective, Quantization
 from potluck.types.cluster import NodeId, UnitId
@@ -88,10 +88,10 @@ def placed(config: ModelConfig, usable: list[int], preferences: Preferences = FA
         )
         for index, num_bytes in enumerate(usable)
     ]
-    surveyed = ClusterSurvey(
+    snapshot = ClusterSnapshot(
         reports=nodes, able=nodes, coordinator=NodeId("n0"), preferences=preferences
     )
-    return Placement(counting_for(config), surveyed).of(SIZE, may_quantize=False)
+    return Placement(counting_for(config), snapshot).of(SIZE, may_quantize=False)
 
 
 def no_cuts_of(config: ModelConfig) -> set[int]:

@@ -26,7 +26,7 @@ from potluck.models.states import slot_bytes
 from potluck.placement.costs import Counting, model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placement
-from potluck.placement.survey import ClusterSurvey
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.work import ModelWork
 from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId, UnitId
@@ -196,11 +196,11 @@ def test_fewer_states_are_proposed_where_memory_is_short() -> None:
             rates=rates(50.0, 500.0),
         )
         node = node_report("n0", unit, usable_bytes=usable)
-        surveyed = ClusterSurvey(
+        snapshot = ClusterSnapshot(
             reports=(node,), able=(node,), coordinator=NodeId("n0"), preferences=preferences
         )
         with pytest.raises(InsufficientMemoryError) as caught:
-            Placement(counting, surveyed).of(replace(SIZE, num_states=1000), may_quantize=False)
+            Placement(counting, snapshot).of(replace(SIZE, num_states=1000), may_quantize=False)
         return caught.value.hint
 
     assert "--states 500 would fit" in hint(Preferences())

@@ -220,5 +220,5 @@ def test_an_input_that_does_not_exist_is_an_error(root: Path) -> None:
 def test_rooms_are_those_that_the_layers_let_it_import() -> None:
     rooms = rooms_up_to("portability", ROOT)
     assert {"src/potluck/portability", "src/potluck/types", "src/potluck/errors.py"} <= set(rooms)
-    assert not {"src/potluck/probe", "src/potluck/engines", "src/potluck/cli"} & set(rooms)
+    assert not {"src/potluck/kernels", "src/potluck/engines", "src/potluck/cli"} & set(rooms)
     assert all((ROOT / path).exists() for path in rooms)

@@ -18,8 +18,8 @@ from potluck.engines.backends import CostOf
 from potluck.errors import ParameterError
 from potluck.placement.model_counting import counting_of
 from potluck.placement.new_deployment import draft_request, facts_of, name_of, new_record
+from potluck.placement.plan import explanation_of
 from potluck.placement.planned import PlannedModel, plan_record, preferences_of, size_of
-from potluck.placement.surveyed import explanation_of
 from potluck.types.deployment import Deploy, DeploymentRecord, StageRecord
 from potluck.types.profile import ModelProfile
 

@@ -19,10 +19,10 @@ from potluck.cluster.wire.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.costs import Counting, shapes_of
+from potluck.placement.plan import make_plan
 from potluck.placement.planned import PlannedModel, without_memory_of
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.stage_reuse import Holding
-from potluck.placement.survey import ClusterSurvey
-from potluck.placement.surveyed import plan_surveyed
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
@@ -93,7 +93,7 @@ async def plan_model(
     if from_scratch or not held:  # if stages were lost, requests wait for the plan
         speeds |= await _latest_speeds(membership, able, shapes)
 
-    surveyed = ClusterSurvey(
+    snapshot = ClusterSnapshot(
         reports=reports,
         able=able,
         coordinator=membership.node_id,
@@ -104,9 +104,9 @@ async def plan_model(
         from_scratch=from_scratch,
     )
     planned = await asyncio.to_thread(
-        plan_surveyed,
+        make_plan,
         counting,
-        surveyed,
+        snapshot,
         size,
         may_quantize=may_quantize,
         arithmetic=arithmetic,

@@ -28,6 +28,7 @@ from potluck.placement.links import NETWORK, Link, LinkTable
 from potluck.placement.model_counting import counting_of
 from potluck.placement.new_deployment import draft_request, facts_of, name_of, new_record
 from potluck.placement.offering import headroom_bytes
+from potluck.placement.plan import explanation_of, make_plan
 from potluck.placement.plan_view import PlanOutcome, plan_view
 from potluck.placement.planned import (
     PlannedModel,
@@ -36,8 +37,7 @@ from potluck.placement.planned import (
     size_of,
     without_memory_of,
 )
-from potluck.placement.survey import ClusterSurvey
-from potluck.placement.surveyed import explanation_of, plan_surveyed
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.deployment import Deploy, DeploymentRecord, ModelFingerprint
@@ -247,16 +247,16 @@ def _planned(
         model_id=name_of(request),
         coordinator=coordinator,
     )
-    surveyed = ClusterSurvey(
+    snapshot = ClusterSnapshot(
         reports=reports,
         able=reports,
         coordinator=coordinator,
         preferences=preferences_of(record),
         links=links,
     )
-    planned = plan_surveyed(
+    planned = make_plan(
         counting_of(profile, cost_of),
-        surveyed,
+        snapshot,
         size_of(profile.config, record),
         may_quantize=record.spec.quantization is None,
         arithmetic=record.status.plan.arithmetic,

@@ -14,14 +14,14 @@ from potluck.types.speed import NodeSpeeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSurvey:
+class ClusterSnapshot:
     """The known facts about nodes on which a model may be placed, and the purpose of the plan.
 
     ``reports`` are those of all nodes, ``able`` those of the nodes that can read the model, with
     their usable units. ``speeds`` has an entry for each node that answered. Steps start and end at
     the ``coordinator``. ``held`` are the stages of this deployment that workers already hold; for
-    ``in_use`` see ``keeping.kept``. With ``from_scratch``, the plan ignores held stages. ``links``
-    are set if the nodes do not measure them; None uses those of ``speeds``.
+    ``in_use`` see ``stage_reuse.kept``. With ``from_scratch``, the plan ignores held stages.
+    ``links`` are set if the nodes do not measure them; None uses those of ``speeds``.
     """
 
     reports: Sequence[NodeReport]

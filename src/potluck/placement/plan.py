@@ -14,7 +14,7 @@ from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.costs import Counting
 from potluck.placement.offering import reason_against
 from potluck.placement.planned import PlannedModel, planned_model
-from potluck.placement.survey import ClusterSurvey
+from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Rejection
@@ -205,20 +205,20 @@ def _supports_arithmetic_choice(unit: UnitReport) -> bool:
     return bool(unit.arithmetics) or abilities_of(unit.backend).has_arithmetics
 
 
-def plan_surveyed(
+def make_plan(
     counting: Counting,
-    surveyed: ClusterSurvey,
+    snapshot: ClusterSnapshot,
     size: StageSize,
     *,
     may_quantize: bool,
     arithmetic: Arithmetic | None,
     rejections: Iterable[Rejection] = (),
 ) -> PlannedModel:
-    """Return the plan for the nodes that were ``surveyed``.
+    """Return the plan for the nodes in ``snapshot``.
 
     With ``may_quantize`` the model is quantized as little as makes it fit, but at least as much as
-    ``size`` says. For ``arithmetic`` see ``plan_in``. ``rejections`` are units that are not among
-    those surveyed. Raises the same errors as ``plan_in`` and ``Placement.of``.
+    ``size`` says. For ``arithmetic`` see ``plan_in``. ``rejections`` are units that are not in
+    it. Raises the same errors as ``plan_in`` and ``Placement.of``.
     """
     from potluck.placement.placing import Placement  # loads NumPy, and most agents never plan
 
@@ -226,8 +226,8 @@ def plan_surveyed(
 
     def plan(arithmetic: Arithmetic) -> PlannedModel:
         in_arithmetic = replace(size, arithmetic=arithmetic)
-        computing = computing_in(arithmetic, surveyed.able)
-        placement = Placement(counting, replace(surveyed, able=computing.reports))
+        computing = computing_in(arithmetic, snapshot.able)
+        placement = Placement(counting, replace(snapshot, able=computing.reports))
         placed = placement.of(in_arithmetic, may_quantize=may_quantize)
         planned = planned_model(
             placed.plan,
@@ -239,13 +239,13 @@ def plan_surveyed(
         return replace(
             planned,
             needs_room=placed.needs_room,
-            held=tuple(surveyed.held),
+            held=tuple(snapshot.held),
             request=placed.request,
             plan=placed.plan,
-            reports=tuple(surveyed.reports),
+            reports=tuple(snapshot.reports),
         )
 
-    return plan_in(arithmetic, surveyed.able, plan)
+    return plan_in(arithmetic, snapshot.able, plan)
 
 
 def explanation_of(planned: PlannedModel) -> Explanation | None:
