@@ -159,7 +159,8 @@ def test_what_is_not_as_it_was_said_is_not_installed(
     server: SoftwareServer, service: PlayedService, tmp_path: Path
 ) -> None:
     name = "potluck-0.1.0-py3-none-any.whl"
-    service.wheels[name] = service.wheels[name][:-1] + b"!"
+    data = service.wheels[name]
+    service.wheels[name] = data[:-1] + bytes([data[-1] ^ 1])
     done = typed(line_of(server), tmp_path / "home")
     assert done.returncode == 1
     assert f"error: {name} is damaged" in done.stderr

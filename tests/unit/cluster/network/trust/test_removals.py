@@ -33,11 +33,12 @@ def test_a_removal_is_the_authoritys_alone() -> None:
     pem = authority_pem(AUTHORITY)
     assert is_genuine(removal, CLUSTER, pem)
     other = derive_authority(parse_secret(generate_secret()))
+    changed = removal.signature[:-1] + bytes([removal.signature[-1] ^ 1])
     for bad in (
         msgspec.structs.replace(removal, node_id="00000000000000ab"),
         msgspec.structs.replace(removal, time=removal.time + 1),
         msgspec.structs.replace(removal, signature=b""),
-        msgspec.structs.replace(removal, signature=removal.signature[:-1] + b"\0"),
+        msgspec.structs.replace(removal, signature=changed),
         msgspec.structs.replace(removal, node_id="../../etc"),
         sign_removal(other, CLUSTER, NODE, removal.time),
     ):
