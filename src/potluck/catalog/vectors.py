@@ -20,7 +20,7 @@ from potluck.types.model import EmbeddingConfig, ModelConfig, RerankConfig
 from potluck.types.step import Pooling
 
 _MAX_JSON_BYTES = 2**16
-_MAXMODULES = 16
+_MAX_MODULES = 16
 
 _POOLINGS: Mapping[str, Pooling] = {
     "cls": Pooling.CLS,
@@ -156,8 +156,8 @@ def _read_modules(directory: Path) -> list[_Module]:
     if not path.is_file():
         return []
     listed = read_json(path, _MAX_JSON_BYTES)
-    if not isinstance(listed, list) or len(listed) > _MAXMODULES:
-        raise ModelFileError(str(path), f"not a list of at most {_MAXMODULES} modules")
+    if not isinstance(listed, list) or len(listed) > _MAX_MODULES:
+        raise ModelFileError(str(path), f"not a list of at most {_MAX_MODULES} modules")
     modules = [_read_module(path, entry) for entry in listed]
     if not modules or modules[0].kind != "Transformer":
         raise ModelFileError(str(path), "its first module must be a Transformer")

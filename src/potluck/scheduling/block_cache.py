@@ -270,9 +270,10 @@ class BlockCache:
         )
         if not is_new:
             self._pool.discard(block)
-            cached = self.index.block_of(full_hash) if full_hash is not None else None
-            if cached is not None and self._has_states:
-                self._pool.touch(cached)  # it was computed again for a state, so it is in use
+            if self._has_states and full_hash is not None:
+                cached = self.index.block_of(full_hash)
+                if cached is not None:
+                    self._pool.touch(cached)  # it was computed again for a state, so it is in use
             return
         self._pool.keep(block)
         if self._is_stored and full_hash is not None:

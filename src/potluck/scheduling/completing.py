@@ -91,9 +91,10 @@ def _take_all(sequence: SequenceState, samples: Iterable[SampledToken]) -> list[
 def _take(sequence: SequenceState, sample: SampledToken) -> FinishReason | None:
     if sample.vector is not None:
         return FinishReason.LENGTH
-    if sequence.scores is not None and sample.position < sequence.num_prompt_tokens:
+    if sample.position < sequence.num_prompt_tokens:
         is_last = sequence.is_only_scored and sample.position == len(sequence.tokens) - 1
-        sequence.scores.num_committed = sample.position
+        if sequence.scores is not None:
+            sequence.scores.num_committed = sample.position
         return FinishReason.LENGTH if is_last else None
     sequence.take_sample(sample.token)
     if sample.is_cut_off:
