@@ -517,9 +517,9 @@ class ToyCoordination(Coordination):
             clock=clock,
         )
         deployment.agent = self.agent
-        answering = cast(Any, deployment)._requests
-        dispatcher = answering._dispatcher
-        answering._clock = dispatcher._clock = clock
+        requests = cast(Any, deployment)._requests
+        dispatcher = requests._dispatcher
+        requests._clock = dispatcher._clock = clock
         dispatcher._drafts = self.agent.drafts
         dispatcher._scheduler = Scheduler(dispatcher._limits, dispatcher._drafts)
         return deployment
@@ -551,7 +551,6 @@ class Agent(PlayedAgent):
         )
         super().__init__(process, self.stages, partial(ToyCoordination, self))
         process.methods.register("toy.report", self._on_report)
-        process.methods.complete()
         process.take = self._take
 
     def note(self, line: str) -> None:

@@ -121,7 +121,7 @@ def test_a_caller_that_vanishes_holds_up_nobody(
         for number in (SERVER, *HEALTHY):
             back = f"join {node_id(VANISHING)}"
             eventually(
-                lambda lines=members[number].lines, back=back: lines.count(back) == 2,  # type: ignore[misc]
+                lambda member=members[number], back=back: member.lines.count(back) == 2,  # type: ignore[misc]
                 within=1.5,
                 what="it comes back",
             )

@@ -267,7 +267,6 @@ class PlayedNode(PlayedAgent):
         self.num_received = 0
         cast(Any, self.coordination.planner).read = self._read
         cast(Any, self.coordination)._make = self._make
-        process.methods.complete()
 
     def record(self, deployment: str = "d") -> DeploymentRecord:
         return self.coordination.records.registry.records[DeploymentId(deployment)]

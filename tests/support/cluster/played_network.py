@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -22,8 +21,6 @@ from potluck.errors import CallError, NodeLostError, PotluckError, SilentNodeErr
 from potluck.types.cluster import NodeId
 
 LEASE_SECONDS = 1.0
-
-_LOG = logging.getLogger("potluck.played_network")
 
 
 class Process:
@@ -143,8 +140,10 @@ class Process:
                 reply(None, is_last=True)
         except PotluckError as error:
             reply(CallError(error.message, hint=error.hint), is_last=True)
-        except Exception:  # noqa: BLE001 - the caller would wait forever
-            _LOG.exception("%s failed", method)
+        except Exception as error:  # noqa: BLE001 - the caller would wait forever
+            self.network.loop.call_exception_handler(
+                {"message": f"{method} failed", "exception": error}
+            )
             reply(CallError(f"{method!r} failed on the node called"), is_last=True)
 
     def _replied(

@@ -1,6 +1,6 @@
 """Run a coroutine as ``asyncio.run`` does, in virtual time: no pause of a busy machine is seen.
 
-What takes a clock and no loop gets a ``ManualClock``.
+Give a ``ManualClock`` to code that takes a clock and needs no loop.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_progress_that_nobody_wants() -> None:
     assert isinstance(run("progress"), ChildAnswer)
 
 
-def test_progress_that_makes_no_sense_is_rubbish() -> None:
+def test_progress_that_makes_no_sense_is_malformed() -> None:
     assert failure_of(run("odd_progress"))[0] is Failure.MALFORMED
 
 
@@ -303,7 +303,7 @@ def test_files_in_memory_are_no_growth(tmp_path: Path) -> None:
         ("\n \n", "printed nothing"),
     ],
 )
-def test_rubbish(text: str, reason: str) -> None:
+def test_malformed_output(text: str, reason: str) -> None:
     failure, message = failure_of(run("print_raw", text))
     assert failure is Failure.MALFORMED
     assert reason in message

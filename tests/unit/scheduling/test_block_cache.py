@@ -21,7 +21,7 @@ def make_cache(num_blocks: int = 8, salt: bytes = b"") -> BlockCache:
     return BlockCache(limits, PrefixTotals())
 
 
-def make_sequence(number: int, tokens: list[int], salt: bytes = b"") -> SequenceState:
+def make_sequence(number: int, tokens: list[int], root: bytes = root_hash()) -> SequenceState:
     known = list(tokens)
     request = SequenceRequest(
         prompt_tokens=tuple(tokens), sampling=SamplingParams(), max_new_tokens=1
@@ -31,7 +31,7 @@ def make_sequence(number: int, tokens: list[int], salt: bytes = b"") -> Sequence
         request=request,
         max_tokens=len(tokens) + 1,
         tokens=known,
-        chain=HashChain(root_hash(salt), known),
+        chain=HashChain(root, known),
     )
 
 
@@ -107,7 +107,8 @@ def test_without_room_nothing_is_restored() -> None:
 
 def test_other_salts_share_no_hash() -> None:
     one, sequence = make_cache(), make_sequence(0, PROMPT)
-    other, same = make_cache(salt=b"other"), make_sequence(0, PROMPT, b"other")
+    other = make_cache(salt=b"other")
+    same = make_sequence(0, PROMPT, other.root)
     some = one.stored_candidates(sequence, one.find(sequence))
     assert not set(some) & set(other.stored_candidates(same, other.find(same)))
 

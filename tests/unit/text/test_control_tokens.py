@@ -18,18 +18,18 @@ from potluck.types.text import ChatMessage, Tool, ToolCall
 CONTROL = ("<|im_start|>", "<|im_end|>", "<|object_ref|>", "<tool_call>", "USER")
 
 
-def escaper(*used: str, is_strict: bool = False) -> ControlTokenEscaper:
+def make_escaper(*used: str, is_strict: bool = False) -> ControlTokenEscaper:
     return ControlTokenEscaper(control_texts=CONTROL, used=used, is_strict=is_strict)
 
 
-def literal_parts(covered: str, escape: ControlTokenEscaper) -> tuple[str, list[str]]:
-    """The text, and the characters in it that were covered."""
-    text, literal = escape.unescape(covered)
+def literal_parts(escaped: str, escaper: ControlTokenEscaper) -> tuple[str, list[str]]:
+    """The text, and the characters in it that were escaped."""
+    text, literal = escaper.unescape(escaped)
     return text, [text[index] for index in literal]
 
 
 def test_whole_texts_and_their_pieces_at_the_borders() -> None:
-    escape = escaper()
+    escaper = make_escaper()
     for content, touched in (
         ("a<|im_end|>b<|im_start|>", "<<"),
         ("<|im_", "<"),
@@ -39,29 +39,29 @@ def test_whole_texts_and_their_pieces_at_the_borders() -> None:
         ("\n", ""),
         ("", ""),
     ):
-        covered = escape.escape(content)
-        assert len(covered) == len(content)
-        assert literal_parts(covered, escape) == (content, list(touched))
+        escaped = escaper.escape(content)
+        assert len(escaped) == len(content)
+        assert literal_parts(escaped, escaper) == (content, list(touched))
 
 
-def test_values_of_tools_are_covered_at_all_depths() -> None:
-    escape = escaper()
+def test_values_of_tools_are_escaped_at_all_depths() -> None:
+    escaper = make_escaper()
     attack = "<|im_end|>"
     tool = Tool(
         name="look" + attack,
         description=attack,
         parameters={"type": "object", attack: [{"a": [attack, 1, None, True, 2.5]}]},
     )
-    covered = escape.escape_tool(tool)
-    assert attack not in json.dumps([covered.name, covered.description, dict(covered.parameters)])
-    assert covered.parameters["type"] == "object"
-    restored, literal = escape.unescape(json.dumps(covered.parameters, ensure_ascii=False))
+    escaped = escaper.escape_tool(tool)
+    assert attack not in json.dumps([escaped.name, escaped.description, dict(escaped.parameters)])
+    assert escaped.parameters["type"] == "object"
+    restored, literal = escaper.unescape(json.dumps(escaped.parameters, ensure_ascii=False))
     assert json.loads(restored) == tool.parameters
     assert len(literal) == 2
 
 
-def test_calls_results_and_thoughts_are_covered() -> None:
-    escape = escaper()
+def test_calls_results_and_thoughts_are_escaped() -> None:
+    escaper = make_escaper()
     attack = "<|im_end|>"
     message = ChatMessage(
         role="assistant",
@@ -75,35 +75,35 @@ def test_calls_results_and_thoughts_are_covered() -> None:
         tool_call_id=attack,
         reasoning=attack,
     )
-    covered = escape.escape_message(message)
-    assert not any(attack in text for text in texts_of_message(covered))
-    assert escape.unescape(covered.tool_calls[0].arguments)[0] == '{"a": {"b": ["<|im_end|>"]}}'
-    assert covered.tool_calls[2] == message.tool_calls[2]
+    escaped = escaper.escape_message(message)
+    assert not any(attack in text for text in texts_of_message(escaped))
+    assert escaper.unescape(escaped.tool_calls[0].arguments)[0] == '{"a": {"b": ["<|im_end|>"]}}'
+    assert escaped.tool_calls[2] == message.tool_calls[2]
     assert attack in list(texts_of_message(message))
 
 
 def test_words_of_schemas_are_left_alone_unless_they_are_control_tokens() -> None:
-    escape = escaper()
+    escaper = make_escaper()
     value = {"type": "object", "role": "USER", "name": "tool_call"}
-    covered = escape.escape_object(value, parameter="tools")
-    assert covered["type"] == "object"
-    assert covered["name"] == "tool_call"
-    assert covered["role"] != "USER"
-    assert escape.has_left_words
-    strict = escaper(is_strict=True)
-    covered = strict.escape_object(value, parameter="tools")
-    assert covered["type"] != "object"
+    escaped = escaper.escape_object(value, parameter="tools")
+    assert escaped["type"] == "object"
+    assert escaped["name"] == "tool_call"
+    assert escaped["role"] != "USER"
+    assert escaper.has_left_words
+    strict = make_escaper(is_strict=True)
+    escaped = strict.escape_object(value, parameter="tools")
+    assert escaped["type"] != "object"
     assert not strict.has_left_words
 
 
 def test_characters_that_are_used_stand_for_nothing() -> None:
-    escape = escaper("\U00020000 \U00020002", "\U00020001")
-    assert escape.escape("<|im_end|>").startswith("\U00020003")
-    assert escape.free_character() == "\U00020004"
+    escaper = make_escaper("\U00020000 \U00020002", "\U00020001")
+    assert escaper.escape("<|im_end|>").startswith("\U00020003")
+    assert escaper.free_character() == "\U00020004"
 
 
 def test_stand_ins_are_written_as_they_are() -> None:
-    character = escaper().free_character()
+    character = make_escaper().free_character()
     assert repr([character])[2:-2] == character
     assert json.dumps(character, ensure_ascii=False)[1:-1] == character
     assert character.upper() == character.lower() == character.strip() == character
@@ -111,7 +111,7 @@ def test_stand_ins_are_written_as_they_are() -> None:
 
 def test_values_of_other_types_are_refused() -> None:
     with pytest.raises(ParameterError, match="set") as error:
-        escaper().escape_object({"a": [{1}]}, parameter="chat_template_kwargs")
+        make_escaper().escape_object({"a": [{1}]}, parameter="chat_template_kwargs")
     assert error.value.name == "chat_template_kwargs"
 
 
@@ -120,13 +120,13 @@ def test_values_that_are_nested_deeply_are_refused() -> None:
     for _ in range(10_000):
         value = {"a": value}
     with pytest.raises(ParameterError, match="64 levels"):
-        escaper().escape_object(value, parameter="tools")
+        make_escaper().escape_object(value, parameter="tools")
     text = '{"a":' * 70 + "1" + "}" * 70
     message = ChatMessage(
         role="assistant", content="", tool_calls=(ToolCall(call_id="", name="", arguments=text),)
     )
     with pytest.raises(ParameterError, match="64 levels"):
-        escaper().escape_message(message)
+        make_escaper().escape_message(message)
 
 
 @pytest.mark.parametrize(

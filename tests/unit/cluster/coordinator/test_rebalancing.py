@@ -165,7 +165,7 @@ def test_stages_are_compared_with_their_past_and_with_the_prediction() -> None:
 
 
 @pytest.mark.parametrize("slowdown", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_pace_that_cannot_be_true_is_no_occasion_to_look(slowdown: float) -> None:
+def test_a_slowdown_that_cannot_be_true_is_no_occasion_to_look(slowdown: float) -> None:
     assert slowdowns_of({0: stats(slowdown=slowdown)}, None) == {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -95,10 +95,6 @@ class Played:
         self.request_queue.record_defect(await self.request_queue.detach(), defect)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_in_virtual_time(asyncio.wait_for(test(), 10))
-
-
 def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
     async def test() -> None:
         played = Played()
@@ -113,7 +109,7 @@ def test_what_is_asked_before_there_are_stages_waits_for_them() -> None:
         assert tokens == [2, 3, 4, 5]
         assert not played.request_queue._waiting
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> None:
@@ -142,7 +138,7 @@ def test_sequences_go_on_over_the_next_stages_and_late_results_are_dropped() -> 
         await task
         assert tokens == [2, 3, 4, 5]
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_a_continuation_yields_what_follows_it() -> None:
@@ -159,7 +155,7 @@ def test_a_continuation_yields_what_follows_it() -> None:
             with pytest.raises(ParameterError):
                 await task
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_a_grammar_that_does_not_fit_in_a_frame_is_refused() -> None:
@@ -179,7 +175,7 @@ def test_a_grammar_that_does_not_fit_in_a_frame_is_refused() -> None:
                 with pytest.raises(ParameterError, match="grammar"):
                     await task
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
@@ -204,7 +200,7 @@ def test_a_subscriber_that_raises_loses_its_sequence_and_no_other() -> None:
         assert tokens == [2, 3, 4, 5]
         assert played.request_queue.load.num_running == 0
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
@@ -237,7 +233,7 @@ def test_what_a_step_gives_is_told_at_once_and_nothing_after_a_cancel() -> None:
         assert len(updates) == 1
         assert played.request_queue.load.num_running == 0
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> None:
@@ -264,7 +260,7 @@ def test_a_sequence_fails_when_it_has_waited_since_its_arrival_or_the_loss() -> 
             await second
         assert request_queue.load.num_waiting == 0
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_a_timer_ends_the_wait_with_the_reason_of_that_moment() -> None:
@@ -285,7 +281,7 @@ def test_a_timer_ends_the_wait_with_the_reason_of_that_moment() -> None:
             await later
         assert 0.15 <= loop.time() - started < 1.0
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_without_a_plan_nobody_waits_longer_than_those_who_saw_the_loss() -> None:
@@ -315,7 +311,7 @@ def test_without_a_plan_nobody_waits_longer_than_those_who_saw_the_loss() -> Non
         with pytest.raises(EngineError, match="over"):
             await hopeful
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_too_many_that_wait_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +336,7 @@ def test_too_many_that_wait_are_told_when_to_come_again(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "MAX_WAITING_SEQUENCES", 3)
     monkeypatch.setattr(module, "_MAX_CONTINUED_SEQUENCES", 4)
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_only_a_defect_accuses_and_only_the_guilty_ends() -> None:
@@ -378,7 +374,7 @@ def test_only_a_defect_accuses_and_only_the_guilty_ends() -> None:
         await played.request_queue.end(EngineError("over"))
         await asyncio.gather(cleared, other, return_exceptions=True)
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None:
@@ -400,7 +396,7 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
         with pytest.raises(MovedError):
             await late
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_the_end_ends_all_that_wait_and_later_requests() -> None:
@@ -416,7 +412,7 @@ def test_the_end_ends_all_that_wait_and_later_requests() -> None:
                 await each
         assert played.request_queue._timer is None
 
-    run(test)
+    run_in_virtual_time(test())
 
 
 def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,4 +445,4 @@ def test_the_tokens_of_a_step_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch
             assert len(tokens) == 4
         await played.request_queue.end(EngineError("over"))
 
-    run(test)
+    run_in_virtual_time(test())

@@ -158,12 +158,12 @@ def both_sides() -> Iterator[tuple[Ends, Ends]]:
 
 def test_both_sides_measure_in_turn_over_tls() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(run_server, *there)
+        server = pool.submit(run_server, *there)
         first = run_client(*here, allowed_seconds=0.1)
-        following.result(20)
-        leading = pool.submit(run_client, *there, allowed_seconds=0.1)
+        server.result(20)
+        client = pool.submit(run_client, *there, allowed_seconds=0.1)
         run_server(*here)
-        for measured in (first, leading.result(20)):
+        for measured in (first, client.result(20)):
             assert 1e-6 < measured.latency_seconds < 10
             assert 0 < measured.bytes_per_second < 1e11
         path = here[0].path()
@@ -175,9 +175,9 @@ def test_both_sides_measure_in_turn_over_tls() -> None:
 @pytest.mark.timing
 def test_loopback_is_fast() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(run_server, *there)
+        server = pool.submit(run_server, *there)
         measured = run_client(*here, allowed_seconds=0.1)
-        following.result(20)
+        server.result(20)
     assert measured.latency_seconds < 0.01
     assert measured.bytes_per_second > 10e6
 
@@ -205,23 +205,23 @@ def test_a_peer_that_answers_wrongly_is_given_up(
     kind: FrameKind, payload: bytes, reason: str
 ) -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        leading = pool.submit(run_client, *here, allowed_seconds=0.1)
+        client = pool.submit(run_client, *here, allowed_seconds=0.1)
         frame = there[1].receive(20)
         there[0].send(kind, frame.step_id, payload=payload)
         with pytest.raises(EdgeError, match=reason):
-            leading.result(20)
+            client.result(20)
 
 
 def test_a_peer_that_sends_without_end_is_given_up() -> None:
     with both_sides() as (here, there), ThreadPoolExecutor(1) as pool:
-        following = pool.submit(run_server, *here)
+        server = pool.submit(run_server, *here)
         for step in range(1000):
             there[0].send(FrameKind.PROBE, StepId(step))
             there[1].receive(20)
-            if concurrent.futures.wait([following], 0.001).done:
+            if concurrent.futures.wait([server], 0.001).done:
                 break
         with pytest.raises(EdgeError, match="more than"):
-            following.result(20)
+            server.result(20)
 
 
 def test_a_peer_that_sends_steps_is_given_up() -> None:
