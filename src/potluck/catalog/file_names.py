@@ -31,7 +31,7 @@ _TEXT_FILES = (
 )
 
 HUB_FILES = (*_TEXT_FILES, INDEX_FILE)
-"""The small files that are fetched from the hub, besides ``OTHER_TOKENIZERS``."""
+"""The small files that are fetched from the hub in any case; ``OTHER_TOKENIZERS`` may follow."""
 
 TEXT_FILES = (*sorted({*_TEXT_FILES, *OTHER_TOKENIZERS} - {*VECTOR_FILES}), *VECTOR_FILES)
 """All small files, except the index of the weights; in the order of a fingerprint."""

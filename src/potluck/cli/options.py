@@ -101,7 +101,7 @@ _WAIT_SECONDS = 5.0
 
 
 def seconds_to_wait() -> float:
-    """Return the seconds left of a command's time limit, of which starting uses some.
+    """Return the seconds left of a command's time limit, part of which has passed at its start.
 
     ``proc(5)``: field 22 of ``/proc/PID/stat`` is the start of the process after boot, in ticks.
     """

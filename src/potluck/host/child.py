@@ -45,7 +45,7 @@ competes with ten others for one core gets about a tenth of it."""
 
 _END_SECONDS = 3.0
 """Time for the supervisor to end its child; the supervisor itself gives up after 2 s
-(``processes.supervisor``).
+(``host.supervisor``).
 """
 
 _MARK = "_POTLUCK_CHILD"

@@ -304,7 +304,7 @@ def _held_bytes(cost: ModelCost) -> int:
 def shares_of(
     seconds: Sequence[float], most: Sequence[float] | None = None
 ) -> tuple[int, ...] | None:
-    """Return shares for members, each of which takes ``seconds`` for the whole by itself.
+    """Return shares for members that would each take ``seconds`` for the whole alone.
 
     No member gets more than its part ``most`` of the whole, as its memory allows. Return None if
     the members cannot hold the whole, or if a member cannot hold anything.

@@ -22,7 +22,7 @@ _HEADROOM_SHARE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory of which all ``members`` (indices of units) together may use ``left_bytes``."""
+    """A shared memory: all ``members`` (indices of units) may use ``left_bytes`` together."""
 
     left_bytes: int
     members: frozenset[int]

@@ -46,7 +46,7 @@ _END_SECONDS = 4.0
 """Time for a child to end after its deadline (``host.child``), with a margin."""
 
 _MOST_BUSY = 10
-"""The most by which other processes using its CPU can prolong a child (``processes.child``)."""
+"""The most by which other processes using its CPU can prolong a child (``host.child``)."""
 
 _FIND_SHARE = 0.6
 """The share of the time limit of a command that does not wait, for finding devices. It leaves the

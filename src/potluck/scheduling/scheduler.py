@@ -8,7 +8,7 @@ The policy, in the order in which a step is filled:
 2. Prefill: chunks of admitted prompts, oldest first, up to the step's token budget. If several
    steps may be in flight, the budget of a step is a share of what is left to prefill, so that the
    stages compute chunks of one prompt, or of several, at the same time. While other sequences
-   decode, it is what a step can compute within the target (``chunks``).
+   decode, it is what a step can compute within the target (``limits.ChunkController``).
 3. Admission: waiting sequences, first come first served, when the blocks for all their known tokens
    are free. Tokens in the prefix cache are not computed (``block_cache``). A sequence whose prompt
    is mostly being computed for others waits for that and lets others pass.

@@ -77,7 +77,7 @@ class ReasoningFormat:
         """Return the state in which an output begins after ``prompt_end``.
 
         ``prompt_end`` is the part of the model's turn that is in the prompt (see
-        ``potluck.text.chat.ChatPrompt.turn``). It may include preceding text, as long as that
+        ``potluck.types.text.ChatPrompt.turn``). It may include preceding text, as long as that
         contains no marks.
         """
         opened, closed = (

@@ -81,7 +81,6 @@ class Coordination:
         self._membership = membership
         self._credentials = credentials
         self._stages = stages
-        self._weights = weights
         self._listen_host = listen_host
         self._open_route = open_route
         self._step_seconds = step_seconds

@@ -81,11 +81,8 @@ class NodeHistory:
             return EventContent(
                 kind=EventKind.LEFT, message=f"{name} left the cluster.", node_id=node
             )
-        return EventContent(
-            kind=EventKind.LOST,
-            message=f"{name} was lost: it stopped, or can no longer be reached.",
-            node_id=node,
-        )
+        message = f"{name} {_ENDS[EventKind.LOST]}."
+        return EventContent(kind=EventKind.LOST, message=message, node_id=node)
 
     def removed(self, node: NodeId) -> EventContent:
         """Return the event of a node that was permanently removed from the cluster."""

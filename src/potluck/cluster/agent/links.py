@@ -1,9 +1,9 @@
 """Measures the speed of the links to other nodes.
 
 When two nodes meet, one asks the other to listen (``link.listen``), connects to it as an edge
-would, and both measure in turn (``cluster.links.exchange``). An agent takes part in at most one
-measurement that it began and one that another node began, each on a thread of its own with a
-deadline. Their traffic is limited (``cluster.links.schedule``).
+would, and both measure in turn (``cluster.network.links.exchange``). An agent takes part in at most
+one measurement that it began and one that another node began, each on a thread of its own with a
+deadline. Their traffic is limited (``cluster.network.links.schedule``).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Allowed:
-    """How long the largest frames of one turn may take; see ``exchange.lead``."""
+    """How long the largest frames of one turn may take; see ``exchange.run_client``."""
 
     seconds: float
     unresolved_seconds: float

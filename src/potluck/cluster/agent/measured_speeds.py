@@ -1,6 +1,6 @@
 """The measured speeds of this node's units, kept across restarts of the agent.
 
-Workers measure (``scheduling.step_times``), ``speed_records`` decides what is kept, and this module
+Workers measure (``scheduling.step_times``), ``SpeedRecords`` decides what is kept, and this module
 stores it in a file of the state directory. If the file cannot be read or written, that is logged.
 """
 

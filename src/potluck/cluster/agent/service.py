@@ -6,7 +6,7 @@ loads no driver.
 
 This module only wires the parts together, each depending on those created before it, and closes
 them in the reverse order. Calls of other agents are handled by one module per group:
-``node_calls``, ``stage_calls``, ``deployment_calls``, ``sequence_calls``.
+``node_calls``, ``deployment_calls``, ``sequence_calls``, ``weight_calls``.
 """
 
 from __future__ import annotations

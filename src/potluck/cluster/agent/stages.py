@@ -62,7 +62,7 @@ milliseconds."""
 
 
 class FileService(Protocol):
-    """Serves files by content: ``cluster.transfer.TransferProcess``."""
+    """Serves files by content: ``cluster.transfer.supervisor.TransferProcess``."""
 
     def worker_socket(self) -> socket.socket:
         """Return a socket for a worker that reads files. Raises ``PotluckError``."""

@@ -85,7 +85,6 @@ class StateDirectory:
         self.workers = WorkerNotes(path / "workers")
         self._node_id = path / "node-id"
         self._tls = path / "tls"
-        self.removed_file = pem_paths(self._tls).removed
         self.authority_file = pem_paths(self._tls).authority
 
     @contextmanager

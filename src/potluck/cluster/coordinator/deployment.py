@@ -10,7 +10,6 @@ machine decides (``machine``), with attempts to serve that ``attempt_runner`` ru
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -64,8 +63,6 @@ from potluck.types.sequence import (
 )
 from potluck.types.step import KV_BLOCK_TOKENS
 
-_log = logging.getLogger(__name__)
-
 _POLL_SECONDS = 0.05
 
 
@@ -82,7 +79,7 @@ class Deployment:
         record: DeploymentRecord,
         profile: ModelProfile,
         fingerprint: ModelFingerprint,
-        surroundings: DeploymentDependencies,
+        dependencies: DeploymentDependencies,
         *,
         publish: Publish,
         on_record: Callable[[DeploymentRecord], None],
@@ -91,11 +88,11 @@ class Deployment:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = profile.config
-        self._counting = counting_of(profile, surroundings.cost_of)
+        self._counting = counting_of(profile, dependencies.cost_of)
         self._fingerprint = fingerprint
         self._weights = weights
-        self._dependencies = surroundings
-        self._membership = surroundings.membership
+        self._dependencies = dependencies
+        self._membership = dependencies.membership
         self._clock = clock
         background = Background(f"{record.model_id}: a task failed")
         ends = EpochEnds(self._membership, clock)
@@ -115,7 +112,7 @@ class Deployment:
             has_logits=profile.config.has_logits,
             drafts=_draft_source(
                 record,
-                surroundings.start_draft,
+                dependencies.start_draft,
                 profile.config.vocab_size,
                 lambda: self._requests.drafts_ready(),
             ),
@@ -135,7 +132,7 @@ class Deployment:
         )
         self._rebalancing = Rebalancing(
             self,
-            surroundings.rebalance_policy,
+            dependencies.rebalance_policy,
             note=lambda note: self._published.update(rebalance_note=note),
             release_unused=self._upkeep.release_unused,
             clock=clock,

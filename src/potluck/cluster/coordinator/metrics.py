@@ -186,22 +186,22 @@ def stage_times(times: Iterable[StepTime], loaded_sequences: int | None) -> Stag
 
 
 def slowdowns_of(stats: Mapping[int, Stats], prediction: Prediction | None) -> Slowdowns:
-    """Return the pace of every stage, as far as it is known, from the stages' measurements."""
+    """Return the slowdown of every stage, as far as it is known, from the stages' measurements."""
     predicted = () if prediction is None else prediction.stages
-    paces: dict[tuple[int, str], float] = {}
+    found: dict[tuple[int, str], float] = {}
     for index, each in stats.items():
         if each.slowdown is not None and 0 < each.slowdown < math.inf:
-            paces[index, "before"] = each.slowdown
+            found[index, "before"] = each.slowdown
         measured = stage_times(each.step_times, None).decode_seconds
         if measured is not None and index < len(predicted) and predicted[index].decode_seconds > 0:
-            paces[index, "predicted"] = measured / predicted[index].decode_seconds
-    return paces
+            found[index, "predicted"] = measured / predicted[index].decode_seconds
+    return found
 
 
 def have_changed(before: Slowdowns, now: Slowdowns) -> bool:
-    """Return whether the pace of any stage has changed enough for another search.
+    """Return whether the slowdown of any stage has changed enough for another search.
 
-    An unknown pace counts as unchanged. At first, everything is expected to be as predicted.
+    An unknown one counts as unchanged. At first, everything is expected to be as predicted.
     """
     return any(
         max(new, before.get(key, 1.0)) >= CHANGE * min(new, before.get(key, 1.0))

@@ -52,8 +52,6 @@ from potluck.cluster.network.trust.connection_sources import (
 from potluck.cluster.network.trust.credentials import load_pem_chain
 from potluck.cluster.network.trust.requests import pem_key_digest
 
-_LOG = logging.getLogger(__name__)
-
 _AGENT_SECONDS = 30.0
 """The time for the agent's answer, which takes milliseconds."""
 

@@ -46,7 +46,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The PEM documents with which the worker proves its membership (see ``trust.Credentials``).
+    """The PEM documents with which the worker proves its membership (see ``trust.credentials``).
 
     ``removed_path`` is the list of nodes that were removed from the cluster.
     """

@@ -89,7 +89,7 @@ def _interpreter(image: ElfImage) -> str:
 
 
 def _max_page_bytes(image: ElfImage) -> int:
-    """Return the largest page size, in bytes, of which every segment's alignment is a multiple. The
+    """Return the largest page size, in bytes, that divides every segment's alignment. The
     linker of glibc before 2.35 refuses the file if the kernel's pages are larger.
     """
     alignments = [int(segment["align"]) for segment in image.of_type(PT_LOAD)]

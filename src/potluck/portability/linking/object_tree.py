@@ -222,8 +222,8 @@ class HostLibraries:
     """The libraries of a host, by the names under which they are needed; created once for many
     checks.
 
-    A name refers to a described library, to one of which only the name is known (``is_present`` but
-    no ``find``), or to nothing.
+    A name refers to a described library, to one known only by its name (``is_present`` but no
+    ``find``), or to nothing.
     """
 
     def __init__(self, host: Host) -> None:

@@ -55,7 +55,7 @@ _COMPUTE_CAPABILITIES = {
 """From NVIDIA's lists "CUDA GPU Compute Capability" and "Legacy CUDA GPUs" (developer.nvidia.com),
 under the boards' names: TK1, TX1 and Nano, TX2, Xavier, Orin."""
 
-_NAMES = ("gpu", "gk20a", "gm20b", "gp10b", "gv11b", "ga10b")
+_NAMES = ("gpu", *_COMPUTE_CAPABILITIES)
 """The names of the platform devices, which follow their address or precede a number."""
 
 _RELEASE = re.compile(r"# R(\d+) \(release\), REVISION: ([\d.]+)")

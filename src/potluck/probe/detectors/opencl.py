@@ -2,7 +2,7 @@
 
 Files show which drivers are installed (``probe.gpus.icds``). Each is queried in a separate process
 without the others, so that a crash or hang affects only that driver. Devices are matched with those
-of other detectors when all detectors are done (``gpus.opencl_match``).
+of other detectors when all detectors are done (``probe.detectors.opencl_match``).
 """
 
 from __future__ import annotations

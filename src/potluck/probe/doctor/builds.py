@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from potluck.portability.finding import Finding as MissingDependency
 from potluck.probe.doctor.case import (
+    UBUNTU_NVIDIA,
     Case,
     Finding,
     OpenedLibrary,
@@ -34,8 +35,6 @@ _LIBRARY_PACKAGES: Mapping[str, Mapping[str, str]] = {
 
 _MISSING_LIBRARY = "missing-library"
 """The code of such a finding (``portability.linking.findings``)."""
-
-_UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
 
 _SEARCHES = {
     "apt": "apt-file search {}",
@@ -142,6 +141,6 @@ def _install(case: Case, library: BackendLibrary) -> str:
         if tool := case.container_tool:
             return f"{tool} run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility …"
         if case.distribution.name == "ubuntu":
-            return _UBUNTU_NVIDIA
+            return UBUNTU_NVIDIA
     packages = _LIBRARY_PACKAGES.get(library.name, {})
     return case.distribution.install(packages) or _search(case, library.name)

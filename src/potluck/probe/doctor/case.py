@@ -62,6 +62,8 @@ _MANAGERS = {
     "arch": "pacman",
     "archarm": "pacman",
 }
+UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
+
 _INSTALL = {
     "apt": "sudo apt install",
     "dnf": "sudo dnf install",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from potluck.host.system import Access
-from potluck.probe.doctor.case import Case, Finding, libraries, title
+from potluck.probe.doctor.case import UBUNTU_NVIDIA, Case, Finding, libraries, title
 from potluck.types.hardware import Device
 
 _EXPECTED = {
@@ -60,8 +60,6 @@ _PACKAGES = {
     },
 }
 """Packages that provide a driver or the firmware that it requires."""
-
-_UBUNTU_NVIDIA = "sudo ubuntu-drivers install"
 
 _ON_HOST = "on the host: a container uses the host's drivers"
 
@@ -133,7 +131,7 @@ def _driver_command(case: Case, device: Device) -> str:
 
 def _package_command(case: Case, device: Device) -> str:
     if device.make == "NVIDIA" and case.distribution.name == "ubuntu":
-        return _UBUNTU_NVIDIA
+        return UBUNTU_NVIDIA
     return case.distribution.install(_PACKAGES.get(device.make, {}))
 
 
@@ -216,7 +214,7 @@ def _no_library(case: Case, card: Device) -> Finding:
                     "pacman": "nvidia-utils",
                 }
             )
-            or _UBUNTU_NVIDIA
+            or UBUNTU_NVIDIA
         )
     return Finding(
         check="driver-library",

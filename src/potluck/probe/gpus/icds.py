@@ -95,7 +95,7 @@ def installed_icds(system: System, environ: Mapping[str, str]) -> InstalledIcds:
 def icd_environment(address: str) -> Mapping[str, str]:
     """Return the environment in which a process loads only the driver of an interface's address.
 
-    ``address`` is that of ``types.hardware.Interface`` for the API ``opencl``.
+    ``address`` is that of ``types.unit.Interface`` for the API ``opencl``.
     """
     file = Path(icd_file(address))
     library = _library(System(), file) if file.name.endswith(_SUFFIX) else str(file)

@@ -150,7 +150,6 @@ def text_or_json(
     lark: LarkSource,
     schema: Schema,
     root: Schema,
-    where: str,
     text: Callable[[Schema], str],
     value: Callable[[str], str],
 ) -> str:

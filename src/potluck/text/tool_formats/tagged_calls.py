@@ -217,7 +217,6 @@ class TaggedCalls:
             lark,
             as_schema(value),
             root,
-            where,
             text=lambda schema: (
                 f"{opening(is_text=True)} {text_expression(lark, schema, close, where)}"
             ),

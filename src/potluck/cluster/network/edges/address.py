@@ -10,7 +10,7 @@ class EdgeAddress:
     """A host and a port, and the ``name`` that TLS asks for there (SNI).
 
     Usually the port is the node's single port, and the name selects the process (see
-    ``cluster.acceptor``). Without a name the port is the listener's own.
+    ``cluster.network.acceptor``). Without a name the port is the listener's own.
     """
 
     host: str

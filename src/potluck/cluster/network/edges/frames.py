@@ -45,7 +45,7 @@ MAX_DEPLOYMENT_BYTES = 40
 
 
 class FrameKind(enum.IntEnum):
-    """The content of a frame. ``PROBE`` and ``TURN`` measure a link (``cluster.links.exchange``).
+    """The content of a frame. ``PROBE`` and ``TURN`` measure a link (``links.exchange``).
 
     ``RESTORE`` is a step that only restores cache blocks. ``SKIPPED`` replaces a step that was
     cancelled before a stage had computed it, and its result. ``SLICE`` is part of what the members

@@ -123,9 +123,9 @@ def run_client(
 
 
 def run_server(outgoing: OutgoingEdge, incoming: IncomingEdge) -> None:
-    """Answer the peer's frames until it gives up the lead.
+    """Answer the peer's frames until it ends its turn.
 
-    Raises ``EdgeError`` as ``lead`` does, and if the peer sends too many frames.
+    Raises ``EdgeError`` as ``run_client`` does, and if the peer sends too many frames.
     """
     for _ in range(_MOST_FRAMES):
         frame = incoming.receive(SILENCE_SECONDS)

@@ -1,8 +1,8 @@
 """Cluster membership, and control calls between agents, over Zenoh.
 
-Zenoh does discovery, failure detection and transport, except that ``cluster.acceptor`` accepts
-incoming connections and lets only members connect to Zenoh. This package decides who counts as a
-member, defines how calls begin, are ordered and end, and turns silence into error messages. It
+Zenoh does discovery, failure detection and transport, except that ``cluster.network.acceptor``
+accepts incoming connections and lets only members connect to Zenoh. This package decides who counts
+as a member, defines how calls begin, are ordered and end, and turns silence into error messages. It
 carries control messages only: weights and activations use edges. A hung agent still looks alive
 here, because Zenoh's threads keep running; use a call with a timeout to find out.
 """

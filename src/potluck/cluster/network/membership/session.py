@@ -80,9 +80,9 @@ class ZenohSession:
         """Listen, and begin to connect; members may not have been reached when this returns.
 
         With TLS, a separate process accepts connections at the address and connects members to the
-        session at a loopback address (see ``cluster.acceptor``). A successor takes over that
-        process with its routes; the earlier session is then to be closed. Raises ``JoinError`` if
-        the address cannot be listened on or the PEM files are invalid.
+        session at a loopback address (see ``cluster.network.acceptor``). A successor takes over
+        that process with its routes; the earlier session is then to be closed. Raises ``JoinError``
+        if the address cannot be listened on or the PEM files are invalid.
         """
         listen = concrete(config.listen)
         inner = None if config.pem is None else concrete(INNER)

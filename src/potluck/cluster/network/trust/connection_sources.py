@@ -1,8 +1,8 @@
 """Sources of incoming connections: a listening socket, or another process that passes them on.
 
-All traffic between nodes arrives at one port. The acceptor (``cluster.acceptor``) peeks at the
-start of each connection and passes the connection, unread, over a ``SOCK_SEQPACKET`` socket to the
-process that it is for. A plain listening socket is a ``ConnectionSource``, too. Needs only the
+All traffic between nodes arrives at one port. The acceptor (``cluster.network.acceptor``) peeks at
+the start of each connection and passes the connection, unread, over a ``SOCK_SEQPACKET`` socket to
+the process that it is for. A plain listening socket is a ``ConnectionSource``, too. Needs only the
 standard library.
 """
 
