@@ -35,13 +35,17 @@ BESIDE = ("benchmarks", "cpp", "tests", "tools")
 SPLIT = ("cluster",)
 """Packages whose packages have rows of their own."""
 STRUCTURE = "structure"
+SMALL_LINES = 80
+ONE_PER_MODULE = ("cli", "models", "probe.children")
+"""Packages with a module for each command, family or child process, however small it is."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _STRUCT_BASES = frozenset({"Struct", "NamedTuple"})
 
 Counts = Mapping[str, int]
 """The lines, files and public names of a package; or, of the whole structure, the modules in the
-longest chain of imports, the methods of the largest class, and the fields of the largest struct.
+longest chain of imports, the small modules with a single importer, the methods of the largest
+class, and the fields of the largest struct.
 """
 
 
@@ -90,15 +94,18 @@ def structure(source: Path) -> tuple[Counts, str]:
                     fields[name] = sum(isinstance(each, ast.AnnAssign) for each in node.body)
     largest_class, largest_struct = (max(each, key=each.__getitem__) for each in (methods, fields))
     chain = _longest_chain(source.name)
+    small = _small_modules(source)
     counts = {
         "import_chain": chain,
+        "small_modules": len(small),
         "class_methods": methods[largest_class],
         "struct_fields": fields[largest_struct],
     }
     return counts, (
         f"the longest chain of imports has {chain} modules, the largest class "
         f"{methods[largest_class]} methods ({largest_class}), the largest struct "
-        f"{fields[largest_struct]} fields ({largest_struct})"
+        f"{fields[largest_struct]} fields ({largest_struct}); {len(small)} modules under "
+        f"{SMALL_LINES} lines have a single importer ({', '.join(small)})"
     )
 
 
@@ -112,7 +119,8 @@ def changes(now: Mapping[str, Counts], table: Mapping[str, Row]) -> dict[str, Ch
         if name not in now:
             found[name] = Change(text=f"{name} is gone", is_growth=False)
             continue
-        before, after = table[name].counts, now[name]
+        after = now[name]
+        before = {what: table[name].counts.get(what, 0) for what in after}
         more = {what: after[what] - before[what] for what in after}
         grown = [*filter(None, (_excess(what, more[what], before[what]) for what in after))]
         shrunk = [*filter(None, (_excess(what, -more[what], before[what]) for what in after))]
@@ -226,9 +234,10 @@ def _defined(statement: ast.stmt) -> Iterator[str]:
 
 
 def _is_struct(node: ast.ClassDef) -> bool:
-    """Return whether a class is a dataclass or a struct of msgspec.
+    """Return whether a class is a dataclass or derives directly from a struct of msgspec.
 
-    The bodies of HTTP requests, which are classes of pydantic, have the fields of others' APIs.
+    The bodies of HTTP requests and JSON documents, which derive from structs of Potluck's own, have
+    the fields of others' APIs, or of several structs.
     """
     bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
     decorators = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
@@ -245,6 +254,21 @@ def _longest_chain(package: str) -> int:
         return 1 + max(map(height, imported), default=0)
 
     return max(map(height, graph.modules))
+
+
+def _small_modules(source: Path) -> list[str]:
+    """Return the modules that could be part of the only module that imports them."""
+    graph = grimp.build_graph(source.name, cache_dir=None)
+    found = []
+    for module in sorted(graph.modules - {source.name}):
+        name = module.removeprefix(f"{source.name}.")
+        path = source.joinpath(*name.split(".")).with_suffix(".py")
+        if not path.exists() or path.name.startswith("__") or name.startswith(ONE_PER_MODULE):
+            continue
+        importers = graph.find_modules_that_directly_import(module)
+        if len(importers) == 1 and path.read_bytes().count(b"\n") < SMALL_LINES:
+            found.append(name)
+    return found
 
 
 def _excess(what: str, more: int, before: int) -> str:

@@ -139,6 +139,12 @@ def test_the_structure_of_a_package_is_its_largest(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     counts, largest = size_budget.structure(package)
-    assert counts == {"import_chain": 3, "class_methods": 3, "struct_fields": 2}
+    assert counts == {
+        "import_chain": 3,
+        "small_modules": 2,
+        "class_methods": 3,
+        "struct_fields": 2,
+    }
     assert "three.py:Busy" in largest
     assert "three.py:Two" in largest
+    assert "(three, two)" in largest
