@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.host.system import Access, System, printable
+from potluck.host.system import Access, System, printable, resolve
 from potluck.types.hardware import DeviceMemory
 
 _MAX_CLOCK_HZ = 8_000_000_000
@@ -68,14 +68,6 @@ def board_model(system: System) -> str:
         if model := system.text(path):
             return " ".join(model.split())
     return ""
-
-
-def resolve(path: Path) -> Path:
-    """Return the target of a link in sysfs, or the path itself if links form a loop."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):
-        return path
 
 
 def device_id(system: System, device: Path) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from potluck.errors import ModelFileError, StoreFullError
 from potluck.host.cache_folder import cache_folder
+from potluck.host.private_files import sync_folder
 from potluck.store.blob import DATA, INDEX, Blob
 from potluck.store.index import MAX_FILE_BYTES, BlobIndex, ChunkState
 from potluck.store.known_files import KnownFiles
@@ -223,7 +224,7 @@ class ContentStore:
         if index.exists():
             # First, and synced: an old index must not describe a new file.
             index.unlink()
-            _sync(self.folder)
+            sync_folder(self.folder)
         data.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(data, flags, 0o600)
@@ -408,14 +409,5 @@ def _only_user(data: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
-    finally:
-        os.close(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some file systems refuse this
-            os.fsync(descriptor)
     finally:
         os.close(descriptor)

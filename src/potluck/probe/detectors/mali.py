@@ -17,10 +17,9 @@ from potluck.host.boards import (
     max_clock_hz,
     platform_devices,
     problem,
-    resolve,
     shared_memory,
 )
-from potluck.host.system import System, printable
+from potluck.host.system import System, printable, resolve
 from potluck.probe.chips.derive import mali_figures, merge_figures
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name

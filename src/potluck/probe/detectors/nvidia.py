@@ -28,6 +28,7 @@ from potluck.probe.detectors.nvidia_device import (
     unknown_memory,
 )
 from potluck.probe.detectors.nvidia_nvml import merge
+from potluck.probe.gpus.pci_gpu import RESERVING_DRIVERS, database_name
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import NVIDIA, DetectorReport, Device
 
@@ -170,7 +171,7 @@ def _with_plain_address(devices: list[Device]) -> tuple[Device, ...]:
 
 def _pci_device(system: System, found: PciDevice) -> Device:
     information = _information(system, found.address)
-    reported_name = printable(information.get("Model", "") or _database_name(system, found))
+    reported_name = printable(information.get("Model", "") or database_name(system, found))
     files = _device_files(system, information.get("Device Minor", ""))
     is_driven = found.driver == DRIVER
     return Device(
@@ -202,10 +203,6 @@ def _information(system: System, address: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _database_name(system: System, found: PciDevice) -> str:
-    return system.udev(found.path).get("ID_MODEL_FROM_DATABASE", "")
-
-
 def _device_files(system: System, minor: str) -> tuple[Path, ...]:
     """Return the device files needed to use a card, including its own if its number is known.
 
@@ -222,7 +219,7 @@ def _device_files(system: System, minor: str) -> tuple[Path, ...]:
 def _driver_problem(driver: str) -> str:
     if not driver:
         return "no kernel driver is bound to it"
-    if driver in ("vfio-pci", "pci-stub"):
+    if driver in RESERVING_DRIVERS:
         return f"it is reserved for virtual machines (driver {driver})"
     return f"the driver {driver} is bound to it, but compute requires the driver nvidia"
 

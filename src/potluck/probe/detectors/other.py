@@ -17,10 +17,9 @@ from potluck.host.boards import (
     device_id,
     platform_devices,
     problem,
-    resolve,
     shared_memory,
 )
-from potluck.host.system import PciDevice, System
+from potluck.host.system import PciDevice, System, resolve
 from potluck.probe.detector import Detector
 from potluck.probe.detectors import adreno, mali
 from potluck.types.backend import DeviceKind

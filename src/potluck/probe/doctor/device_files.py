@@ -10,6 +10,7 @@ from pathlib import Path
 
 from potluck.host.system import Access
 from potluck.probe.doctor.case import UBUNTU_NVIDIA, Case, Finding, libraries, title
+from potluck.probe.gpus.pci_gpu import RESERVING_DRIVERS
 from potluck.types.hardware import Device
 
 _EXPECTED = {
@@ -30,10 +31,6 @@ _KUBERNETES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.i
 
 _SUBSYSTEMS = {"dri": "drm", "kfd": "kfd", "mali0": "misc", "kgsl-3d0": "kgsl"}
 """The udev subsystem of a device file, by the first component of its name under /dev."""
-
-
-RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
-"""Drivers that reserve a device for virtual machines (kernel, driver-api/vfio.rst)."""
 
 _MODULES = {
     "NVIDIA": ("nvidia",),
@@ -137,7 +134,7 @@ def _package_command(case: Case, device: Device) -> str:
 
 def _has_module(case: Case, name: str) -> bool:
     """Return whether a module is in the running kernel's directory, compressed or not."""
-    folder = case.below_files(f"/lib/modules/{case.report.kernel}")
+    folder = case.system.below_files(f"/lib/modules/{case.report.kernel}")
     return next(folder.rglob(f"{name}.ko*"), None) is not None
 
 
@@ -285,7 +282,7 @@ def _rule(name: str) -> str:
 
 def _members(case: Case, group: str) -> list[str]:
     """Return the members of a group in the user database (group(5)), whether or not in effect."""
-    text = case.system.text(case.below_files("/etc/group")) or ""
+    text = case.system.text(case.system.below_files("/etc/group")) or ""
     for line in text.splitlines():
         match line.split(":"):
             case [name, _, _, members] if name == group:
