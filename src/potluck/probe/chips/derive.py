@@ -6,9 +6,11 @@ the highest clock that the device reports. If a factor is unknown, so is the fig
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from potluck.portability.hosts.amd_architectures import gfx_target
+from potluck.probe.chips.lookup import unknown_figures
 from potluck.probe.chips.names import search_key
 from potluck.types.hardware import Figure, Figures, Origin
 
@@ -88,12 +90,8 @@ def mali_figures(
             reason += "has cores of several sizes, and the driver does not report which"
         else:
             reason += "its clock is unknown; not measured"
-        unknown = Figure(source=reason)
-        return Figures(
-            read_bytes_per_second=memory,
-            f32_operations_per_second=unknown,
-            f16_operations_per_second=unknown,
-            int8_operations_per_second=int8,
+        return replace(
+            unknown_figures(reason), read_bytes_per_second=memory, int8_operations_per_second=int8
         )
     document = table.documents[table.mali_document]
     formula = (
@@ -129,13 +127,7 @@ def amd_figures(
     target = "" if gfx_target_version is None else gfx_target(gfx_target_version)
     unit = next((unit for unit in table.amd if target in unit.targets), None)
     if unit is None:
-        unknown = Figure(source=f"{target or 'its target'} is not in any table; not measured")
-        return Figures(
-            read_bytes_per_second=unknown,
-            f32_operations_per_second=unknown,
-            f16_operations_per_second=unknown,
-            int8_operations_per_second=unknown,
-        )
+        return unknown_figures(f"{target or 'its target'} is not in any table; not measured")
     num_units = _exact_quotient(simd_count, unit.simds)
     what = f"compute units of {target}"
     return Figures(
@@ -156,22 +148,9 @@ def amd_figures(
 
 def merge_figures(*preferred_first: Figures) -> Figures:
     """Return the first known value of each figure, or else all reasons why it is unknown."""
+    names = (field.name for field in fields(Figures))
     return Figures(
-        read_bytes_per_second=_first_known(
-            [figures.read_bytes_per_second for figures in preferred_first]
-        ),
-        f32_operations_per_second=_first_known(
-            [figures.f32_operations_per_second for figures in preferred_first]
-        ),
-        f16_operations_per_second=_first_known(
-            [figures.f16_operations_per_second for figures in preferred_first]
-        ),
-        int8_operations_per_second=_first_known(
-            [figures.int8_operations_per_second for figures in preferred_first]
-        ),
-        fast_bf16_operations_per_second=_first_known(
-            [figures.fast_bf16_operations_per_second for figures in preferred_first]
-        ),
+        **{name: _first_known([getattr(each, name) for each in preferred_first]) for name in names}
     )
 
 

@@ -12,7 +12,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from potluck.host.boards import PlatformDevice, device_id, platform_devices, shared_memory
+from potluck.host.boards import (
+    PlatformDevice,
+    board_model,
+    device_id,
+    device_trees,
+    platform_devices,
+    shared_memory,
+    unknown_memory,
+)
 from potluck.host.system import Access, PciDevice, System, printable
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name
@@ -25,7 +33,6 @@ from potluck.probe.detectors.nvidia_device import (
     cuda,
     files_problem,
     shares_memory,
-    unknown_memory,
 )
 from potluck.probe.detectors.nvidia_nvml import merge
 from potluck.probe.gpus.pci_gpu import RESERVING_DRIVERS, database_name
@@ -82,7 +89,7 @@ def _chip(system: System) -> str:
     """Return the chip's name (``tegra234``) from the board's names, the most specific of which
     comes first.
     """
-    for tree in _device_trees(system):
+    for tree in device_trees(system):
         data = system.bytes(tree / "compatible") or b""
         for name in data.decode("ascii", errors="replace").split("\0"):
             if match := _CHIP.fullmatch(name):
@@ -90,17 +97,9 @@ def _chip(system: System) -> str:
     return ""
 
 
-def _device_trees(system: System) -> tuple[Path, ...]:
-    """Return the two paths of the device tree; containers often lack one of them."""
-    return system.proc / "device-tree", system.sys / "firmware/devicetree/base"
-
-
 def _device(system: System, found: PlatformDevice, chip: str) -> Device:
-    model = next(
-        (text for tree in _device_trees(system) if (text := system.text(tree / "model"))), ""
-    )
     gpu = next((match[1] for name in found.compatible if (match := _GPU.fullmatch(name))), "")
-    reported_name = printable(model)
+    reported_name = printable(board_model(system))
     files = _tegra_device_files(system)
     return Device(
         device_id=device_id(system, found.path),

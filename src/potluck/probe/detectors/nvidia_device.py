@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from potluck.host.system import Access, System
-from potluck.types.hardware import DeviceMemory
 from potluck.types.unit import Interface
 
 PCI_VENDOR = 0x10DE
@@ -37,11 +36,6 @@ def cuda(address: str, *, version: str = "") -> Interface:
     supports.
     """
     return Interface(api="cuda", address=address, description=f"CUDA {version}" if version else "")
-
-
-def unknown_memory(reason: str) -> DeviceMemory:
-    """Return the memory of a GPU whose size is not reported."""
-    return DeviceMemory(total_bytes=None, free_bytes=None, is_shared=False, source=reason)
 
 
 def files_problem(system: System, files: tuple[Path, ...]) -> str:
