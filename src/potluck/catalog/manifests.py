@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from potluck.catalog.file_names import SMALL_FILES
+from potluck.catalog.hub_cache import COMMIT
 from potluck.errors import ModelFileError
 from potluck.formats.gguf import is_gguf
 from potluck.formats.safetensors import missing_weights, weights_name
@@ -33,7 +34,6 @@ MAX_SMALL_BYTES = 2**28
 """The maximum size of such a file. The largest known tokenizer has 35 MB, and index 15 MB."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -90,7 +90,7 @@ def check_manifest(manifest: Manifest, name: str) -> None:
     elif "config.json" not in names:
         raise refused("does not list config.json")
     if manifest.hub is not None and not (
-        _REPO_ID.fullmatch(manifest.hub.repo_id) and _COMMIT.fullmatch(manifest.hub.commit)
+        _REPO_ID.fullmatch(manifest.hub.repo_id) and COMMIT.fullmatch(manifest.hub.commit)
     ):
         raise refused("names no repository and commit on the hub")
 

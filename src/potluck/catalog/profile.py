@@ -83,12 +83,7 @@ def read_profile(
         tensors=MappingProxyType(tensors),
         file_names=MappingProxyType(file_names),
         unusable=MappingProxyType(unusable),
-        layer_bytes=tuple(
-            stored_bytes(
-                spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, ""))
-            )
-            for layer in range(last)
-        ),
+        layer_bytes=tuple(stored_bytes(of_layer(layer)) for layer in range(last)),
         embedding_bytes=stored_bytes(weight_specs(config, _part(0, 0, last, has_embedding=True))),
         decoding_bytes=decoding_bytes,
         head_bytes=stored_bytes(weight_specs(config, _part(last, last, last, has_head=True))),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ModelFileError, StoreFullError
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 from potluck.host.private_files import sync_folder
 from potluck.store.blob import DATA, INDEX, Blob
 from potluck.store.index import MAX_FILE_BYTES, BlobIndex, ChunkState
@@ -62,8 +62,7 @@ def default_store_folder(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/weights``, or below ``~/.cache``; None without a home
     directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "weights"
+    return cache_path(environ, "weights")
 
 
 def default_limit_bytes(folder: Path) -> int:

@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from potluck.errors import UsageError, WheelDownloadError
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 from potluck.host.child_environment import child_environment
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.wheels.tags import LEGACY_POLICIES
@@ -39,8 +39,7 @@ def default_wheels_folder(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/wheels``, or the same under ``~/.cache``; None without a
     home directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "wheels"
+    return cache_path(environ, "wheels")
 
 
 def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
