@@ -150,14 +150,6 @@ def header_ends(tensors: FileTensorSource) -> tuple[tuple[ByteFile, int], ...]:
     return tuple((file, ends[id(file)]) for file in tensors.files)
 
 
-def by_file(ranges: Iterable[ByteRange]) -> dict[FileContent, list[tuple[int, int]]]:
-    """Return ``ranges`` by file, with files ordered by their first range, and ranges in order."""
-    found: dict[FileContent, list[tuple[int, int]]] = {}
-    for content, start, end in ranges:
-        found.setdefault(content, []).append((start, end))
-    return found
-
-
 def in_order(ranges: Iterable[ByteRange]) -> Needs:
     """Return ``ranges`` in order, with consecutive ranges of one file grouped."""
     return [

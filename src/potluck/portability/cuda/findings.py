@@ -139,7 +139,7 @@ def other_target_finding(
         severity=Severity.LIKELY if is_compiled else Severity.LIMIT,
         message=f"{host.name} {difference}: it has {code_names(needs.modules)}",
         file=file,
-        feature="CUDA",
+        feature=FEATURE,
         fix=fix,
     )
 
@@ -177,12 +177,8 @@ def _jetson_fix(host: Host, table: CudaTable) -> str:
 
 def cuda_findings(
     needs: CudaNeeds, host: Host, table: CudaTable, *, file: str
-) -> tuple[Finding, ...]:
-    """Return what GPU code the library ``file`` has, and what keeps it from running on ``host``."""
-    return tuple(_findings(needs, host, table, file))
-
-
-def _findings(needs: CudaNeeds, host: Host, table: CudaTable, file: str) -> Iterator[Finding]:
+) -> Iterator[Finding]:
+    """Yield what GPU code the library ``file`` has, and what keeps it from running on ``host``."""
     if needs.toolkit or needs.modules:
         yield Finding(
             code="cuda-build",
@@ -264,8 +260,7 @@ def is_tegra(host: Host, table: CudaTable) -> bool:
     """Return whether the host is a Jetson, or another Tegra."""
     if host.tegra_release is not None:
         return True
-    capabilities = [gpu.compute_capability for gpu in host.gpus if gpu.compute_capability]
-    return any(map(table.is_tegra, capabilities))
+    return any(map(table.is_tegra, _capabilities(host)))
 
 
 def _driver_findings(

@@ -45,7 +45,7 @@ from potluck.portability.elf.dynamic import (
 )
 from potluck.portability.elf.file import UndefinedSymbol
 from potluck.portability.elf.image import ElfImage, Table
-from potluck.portability.elf.machines import EM_MIPS
+from potluck.portability.elf.machines import EM_ALPHA, EM_MIPS, EM_S390
 
 MAX_SYMBOLS = 2**20
 """Limit per file. libtorch_cpu.so of PyTorch 2.13 has 75,000; the maximum, with names of 100 bytes,
@@ -61,7 +61,7 @@ _FOUND_TYPES = (0, 1, _STT_FUNC, 5, _STT_TLS, _STT_GNU_IFUNC)
 _VISIBLE = (0, 3)
 """STV_DEFAULT and STV_PROTECTED; the others bind within the object."""
 
-_SYMBOL_FIELDS = {
+SYMBOL_FIELDS = {
     False: {
         "name": "u4",
         "value": "u4",
@@ -79,11 +79,14 @@ _SYMBOL_FIELDS = {
         "size": "u8",
     },
 }
+"""The fields of a symbol, in 32-bit and in 64-bit files."""
+
 _CHAIN_WORDS = 2**10
 _RELOCATIONS_AT_ONCE = 2**17
 """Symbols per batch: a copy of the millions in a large library would take 24 bytes each."""
 
-_WIDE_HASH_MACHINES = (22, 0x9026)  # s390x and Alpha: DT_HASH has words of 8 bytes
+_WIDE_HASH_MACHINES = (EM_S390, EM_ALPHA)
+"""In their 64-bit files, DT_HASH has words of 8 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,7 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
 
 
 def _table(image: ElfImage, dynamic: Dynamic, count: int) -> Table:
-    record = image.header.record(**_SYMBOL_FIELDS[image.header.is_64_bit])
+    record = image.header.record(**SYMBOL_FIELDS[image.header.is_64_bit])
     if dynamic.entries.get(DT_SYMENT, record.itemsize) != record.itemsize:
         raise ElfError(f"the size of its symbol table entries is not {record.itemsize} bytes")
     what = "the table of symbols"

@@ -22,10 +22,9 @@ from potluck.portability.planning.provider import Choice, UnresolvableError, res
 from potluck.portability.planning.release_variants import UnusedVariant, label_of
 from potluck.portability.planning.target import (
     Target,
-    Want,
+    all_wants,
     parse_requirements,
     target_of,
-    wants_of,
 )
 from potluck.portability.planning.wheel_reader import WheelReader
 
@@ -131,7 +130,7 @@ class Planner:
     def _for(
         self, requirements: Sequence[Requirement], targets: Sequence[Target]
     ) -> tuple[HostPlan, ...]:
-        wants = _wants(requirements, targets)
+        wants = all_wants(requirements, targets)
         choices = resolve(wants, self.judge, self._releases, self._rejections)
         return tuple(
             HostPlan(host=each.name, wheels=tuple(self._wheels(choices, each.name)))
@@ -160,10 +159,6 @@ class Planner:
 
     def _explainer(self) -> Explainer:
         return Explainer(self.judge, self._releases, self._rejections)
-
-
-def _wants(requirements: Iterable[Requirement], targets: Sequence[Target]) -> list[Want]:
-    return [want for each in requirements for want in wants_of(each, targets)]
 
 
 def _costs(shared: Iterable[HostPlan], own: Iterable[HostPlan]) -> Iterator[Cost]:

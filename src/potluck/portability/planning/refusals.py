@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from potluck.portability.planning.index import Incompatibility, IndexFile, Release, parse_filename
 from potluck.portability.planning.release_variants import UnusedVariant, label_of
 from potluck.portability.planning.target import Target
-from potluck.portability.wheels.tags import platforms, policy_glibc
+from potluck.portability.wheels.tags import host_platforms, policy_glibc
 from potluck.types.quantities import format_few
 
 _SHOWN_LABELS = 6
@@ -105,7 +105,7 @@ def _is_for(file: IndexFile, machine: str) -> bool:
 
 def _supports_libc(file: IndexFile, target: Target) -> bool:
     host = target.host
-    known = {"any", *platforms(host.machine, host.libc, host.libc_version)}
+    known = host_platforms(host.machine, host.libc, host.libc_version)
     return any(tag.rpartition("-")[2] in known for tag in _tags(file))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -195,6 +195,11 @@ def wants_of(
         yield Want(
             name=name, extra=part, specifier=requirement.specifier, hosts=hosts, parent=parent
         )
+
+
+def all_wants(requirements: Iterable[Requirement], targets: Sequence[Target]) -> list[Want]:
+    """Return what the requirements of the user require for the targets."""
+    return [want for each in requirements for want in wants_of(each, targets)]
 
 
 def _parsed(text: str) -> Requirement:

@@ -250,51 +250,6 @@ class _Wheel:
         return folder
 
 
-class _Folder:
-    distribution: Distribution | None = None
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._files: dict[str, Path] = {}
-        self.links: dict[str, str] = {}
-        self._walk()
-
-    def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
-        for name, path in self._files.items():
-            if not _cannot_be_elf(name):
-                yield from _elf_file(name, path)
-
-    def misnamed_files(self) -> Iterator[MisnamedFile]:
-        return _misnamed_files(self._files)
-
-    def imported_files(
-        self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> ImportedFiles:
-        return ImportedFiles()
-
-    def _walk(self) -> None:
-        root = self._path.resolve()
-        for folder, folders, names in os.walk(root):
-            folders.sort()
-            for name in sorted(names):
-                path = Path(folder, name)
-                installed = path.relative_to(root).as_posix()
-                try:
-                    target = path.resolve()
-                except (OSError, RuntimeError):  # a RuntimeError: a loop of links
-                    continue  # which cannot be opened
-                if target == path and path.is_file():
-                    self._files[installed] = path
-                elif target.is_relative_to(root):
-                    self.links[installed] = target.relative_to(root).as_posix()
-                if len(self._files) + len(self.links) > _MAX_FOLDER_FILES:
-                    raise WheelFileError(
-                        str(self._path),
-                        f"the directory has more than {_MAX_FOLDER_FILES} files",
-                        hint="give the directory of one package",
-                    )
-
-
 class InstalledFiles:
     """Files by the paths where they were installed. Unreadable files are skipped."""
 
@@ -319,6 +274,41 @@ class InstalledFiles:
     ) -> ImportedFiles:
         """See ``Package``."""
         return ImportedFiles()
+
+
+class _Folder(InstalledFiles):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files: dict[str, Path] = {}
+        self.links: dict[str, str] = {}
+        self._walk()
+
+    def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
+        for name, path in self._files.items():
+            if not _cannot_be_elf(name):
+                yield from _elf_file(name, path)
+
+    def _walk(self) -> None:
+        root = self._path.resolve()
+        for folder, folders, names in os.walk(root):
+            folders.sort()
+            for name in sorted(names):
+                path = Path(folder, name)
+                installed = path.relative_to(root).as_posix()
+                try:
+                    target = path.resolve()
+                except (OSError, RuntimeError):  # a RuntimeError: a loop of links
+                    continue  # which cannot be opened
+                if target == path and path.is_file():
+                    self._files[installed] = path
+                elif target.is_relative_to(root):
+                    self.links[installed] = target.relative_to(root).as_posix()
+                if len(self._files) + len(self.links) > _MAX_FOLDER_FILES:
+                    raise WheelFileError(
+                        str(self._path),
+                        f"the directory has more than {_MAX_FOLDER_FILES} files",
+                        hint="give the directory of one package",
+                    )
 
 
 def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:

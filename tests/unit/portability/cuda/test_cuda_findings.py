@@ -33,7 +33,7 @@ LTO_IR = GpuCode(kind=CodeKind.OTHER, capability=(8, 0), version=(8, 0), is_comp
 
 
 def found(needs: CudaNeeds, host: Host) -> dict[str, Finding]:
-    findings = cuda_findings(needs, host, TABLE, file="lib/x.so")
+    findings = tuple(cuda_findings(needs, host, TABLE, file="lib/x.so"))
     assert all(finding.file == "lib/x.so" for finding in findings)
     assert len({finding.code for finding in findings}) == len(findings)
     return {finding.code: finding for finding in findings}
