@@ -108,6 +108,11 @@ class Holdings:
     reaches_hub: bool = False
 
 
+def digest_at(digests: bytes, chunk: int) -> bytes:
+    """Return the digest of one chunk, of the digests of several, one after the other."""
+    return digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
+
+
 def runs_of(chunks: Iterable[int]) -> ChunkRuns:
     """Return the runs that hold exactly ``chunks``, given in any order."""
     return runs_in_order(sorted(set(chunks)))

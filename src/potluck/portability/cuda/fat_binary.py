@@ -228,14 +228,11 @@ def _compiler(data: ElfData) -> tuple[Numbers, str]:
 
 def _written(modules: tuple[GpuModule, ...], table: CudaTable) -> Iterator[tuple[Numbers, str]]:
     """Return the version of the PTX in it."""
-    versions = {code.version for module in modules for code in module.codes if _is_ptx(code)}
+    codes = (code for module in modules for code in module.codes)
+    versions = {code.version for code in codes if code.kind is CodeKind.PTX}
     for version in versions:
         if cuda := table.cuda_of_ptx(version):
             yield cuda, f"its PTX is of version {dotted(version)}"
-
-
-def _is_ptx(code: GpuCode) -> bool:
-    return code.kind is CodeKind.PTX
 
 
 def _linked(library: str) -> tuple[Numbers, str]:

@@ -267,7 +267,10 @@ class InstalledFiles:
 
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         """See ``Package``."""
-        return _misnamed_files(self._files)
+        for name, path in self._files.items():
+            if _may_be_misnamed(name):
+                with contextlib.suppress(OSError), path.open("rb") as file:
+                    yield from _misnamed(name, file.read(HEAD_BYTES))
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
@@ -323,13 +326,6 @@ def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:
             )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield name, mapped
-
-
-def _misnamed_files(files: Mapping[str, Path]) -> Iterator[MisnamedFile]:
-    for name, path in files.items():
-        if _may_be_misnamed(name):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                yield from _misnamed(name, file.read(HEAD_BYTES))
 
 
 def _may_be_misnamed(name: str) -> bool:

@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-from potluck.errors import PotluckError
 from potluck.host.child import (
     ChildAnswer,
     ChildFailure,
@@ -205,8 +204,5 @@ def _free_bytes(device: Device) -> int:
     """Return the free memory of the device, or 1 GiB if it is unknown."""
     free = [] if device.memory.free_bytes is None else [device.memory.free_bytes]
     if device.memory.is_shared:
-        try:
-            free.append(available_memory().bytes)
-        except PotluckError as error:  # no /proc
-            _log.info("%s", error.message)
+        free.append(available_memory().bytes)
     return min(free, default=1 << 30)
