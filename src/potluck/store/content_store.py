@@ -195,17 +195,17 @@ class ContentStore:
 
     def _open(self, content: FileContent) -> Blob | None:
         """Return a blob; None if there is none, or a damaged one."""
-        name = _name(content)
+        index_path, data_path = self._paths(content)
         try:
-            index = BlobIndex(self.folder / (name + INDEX), content)
+            index = BlobIndex(index_path, content)
         except FileNotFoundError:
             return None
         except ValueError as error:
             _log.warning("%s; the data is downloaded again", error)
             return None
         try:
-            blob = Blob(self.folder / (name + DATA), index, self)
-            if not index.is_at(self.folder / (name + INDEX)):  # both were just removed
+            blob = Blob(data_path, index, self)
+            if not index.is_at(index_path):  # both were just removed
                 blob.close()
                 return None
             return blob
@@ -219,7 +219,7 @@ class ContentStore:
 
     def _make(self, content: FileContent, label: str) -> None:
         """Create an empty blob, replacing a damaged one."""
-        index, data = (self.folder / (_name(content) + suffix) for suffix in (INDEX, DATA))
+        index, data = self._paths(content)
         if index.exists():
             # First, and synced: an old index must not describe a new file.
             index.unlink()
@@ -256,7 +256,7 @@ class ContentStore:
         return removed
 
     def _remove_unused(self, content: FileContent) -> bool:
-        index, data = (self.folder / (_name(content) + suffix) for suffix in (INDEX, DATA))
+        index, data = self._paths(content)
         with _only_user(data) as is_unused:
             if is_unused:
                 index.unlink(missing_ok=True)
@@ -269,9 +269,14 @@ class ContentStore:
             is_orphan = path.suffix == DATA and not path.with_suffix(INDEX).exists()
             if is_orphan or (path.name.startswith(".") and path.name.endswith(".draft")):
                 path.unlink(missing_ok=True)
-            match = _NAME.fullmatch(path.name)
-            if path.suffix == INDEX and match is not None and _stored(path) is None:
-                self._remove_unused(FileContent(match[1], int(match[2])))
+            content = _content_of(path)
+            if path.suffix == INDEX and content is not None and _stored(path) is None:
+                self._remove_unused(content)
+
+    def _paths(self, content: FileContent) -> tuple[Path, Path]:
+        """Return the paths of a blob's index and data."""
+        name = f"{content.sha256}-{content.num_bytes}"
+        return self.folder / (name + INDEX), self.folder / (name + DATA)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -293,11 +298,11 @@ class ContentStore:
     def _found(self, sha256: str) -> Blob | None:
         """Return what the store has of a file, without creating anything."""
         for path in self.folder.glob(f"{sha256}-*{INDEX}"):
-            match = _NAME.fullmatch(path.name)
-            if match is None:
+            content = _content_of(path)
+            if content is None:
                 continue
             try:
-                blob = self._open(FileContent(sha256, int(match[2])))
+                blob = self._open(content)
             except OSError as error:
                 _log.warning("%s cannot be used: %s", path, error)
                 continue
@@ -343,8 +348,10 @@ def _check(content: FileContent) -> None:
         raise ModelFileError(repr(content.sha256)[:80], f"no file of {content.num_bytes} bytes")
 
 
-def _name(content: FileContent) -> str:
-    return f"{content.sha256}-{content.num_bytes}"
+def _content_of(path: Path) -> FileContent | None:
+    """Return the content that the name of an index or of data says; None for other files."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else FileContent(match[1], int(match[2]))
 
 
 def _indexes(folder: Path) -> list[Path]:
@@ -361,10 +368,9 @@ def _held_bytes(folder: Path) -> int:
 
 def _stored(path: Path, *, looks_for_users: bool = True) -> StoredFile | None:
     """Return the content of an index; None if it is damaged or was just removed."""
-    match = _NAME.fullmatch(path.name)
-    if match is None:
+    content = _content_of(path)
+    if content is None:
         return None
-    content = FileContent(match[1], int(match[2]))
     data = path.with_suffix(DATA)
     try:
         index = BlobIndex(path, content)

@@ -51,6 +51,18 @@ class IndexFile:
         """Whether it is a wheel; anything else has to be built first."""
         return self.filename.endswith(".whl")
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of a wheel; empty for other files."""
+        parsed = parse_filename(self.filename)
+        return () if parsed is None else parsed.tags
+
+    @property
+    def label(self) -> str:
+        """The label of a variant; empty for other files."""
+        parsed = parse_filename(self.filename)
+        return "" if parsed is None else parsed.label
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedName:

@@ -19,7 +19,7 @@ from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.problems import Explainer
 from potluck.portability.planning.provider import Choice, UnresolvableError, resolve
-from potluck.portability.planning.release_variants import UnusedVariant, label_of
+from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import (
     Target,
     all_wants,
@@ -154,7 +154,7 @@ class Planner:
         for release in self._releases.of(choice.name):
             if release.version == choice.version:
                 unused = self.judge.variants(release, host).unused
-                chosen = label_of(choice.files[host])
+                chosen = choice.files[host].label
                 yield from (each for each in unused if not each.is_certain and each.label != chosen)
 
     def _explainer(self) -> Explainer:

@@ -7,6 +7,7 @@ the highest clock that the device reports. If a factor is unknown, so is the fig
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from potluck.portability.hosts.amd_architectures import gfx_target
@@ -128,21 +129,20 @@ def amd_figures(
     unit = next((unit for unit in table.amd if target in unit.targets), None)
     if unit is None:
         return unknown_figures(f"{target or 'its target'} is not in any table; not measured")
-    num_units = _exact_quotient(simd_count, unit.simds)
-    what = f"compute units of {target}"
+    rate = partial(
+        _unit_rate,
+        table,
+        num_units=_exact_quotient(simd_count, unit.simds),
+        unit=f"compute units of {target}",
+        clock_hz=max_engine_clock_hz,
+    )
     return Figures(
         read_bytes_per_second=_bandwidth(
             table, unit.memory_transfers, memory_width_bits, max_memory_clock_hz
         ),
-        f32_operations_per_second=_unit_rate(
-            table, unit.f32_operations, num_units, what, max_engine_clock_hz
-        ),
-        f16_operations_per_second=_unit_rate(
-            table, unit.f16_operations, num_units, what, max_engine_clock_hz
-        ),
-        int8_operations_per_second=_unit_rate(
-            table, unit.int8_operations, num_units, what, max_engine_clock_hz
-        ),
+        f32_operations_per_second=rate(unit.f32_operations),
+        f16_operations_per_second=rate(unit.f16_operations),
+        int8_operations_per_second=rate(unit.int8_operations),
     )
 
 
