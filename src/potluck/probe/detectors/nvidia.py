@@ -32,6 +32,7 @@ from potluck.probe.detectors.nvidia_device import (
     WSL_DRIVER,
     cuda,
     files_problem,
+    kernel_driver_version,
     shares_memory,
 )
 from potluck.probe.detectors.nvidia_nvml import merge
@@ -43,11 +44,6 @@ _NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER}) | TEGRA_DRIVERS
 """Drivers that support NVML; Tegra's may not, and does not need it."""
 
 _NOT_REPORTED = "only NVML reports it, but it did not"
-
-_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
-"""``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
-``NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build …``."""
-
 
 _CHIP = re.compile(r"nvidia,(tegra\d+)")
 _GPU = re.compile(r"nvidia,(?:tegra\d+-)?(g[a-z]\d\d[a-z])")
@@ -225,12 +221,8 @@ def _driver_problem(driver: str) -> str:
 
 def _versions(system: System, information: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the versions of the driver and of the card's VBIOS (``??.??.…`` before first use)."""
-    driver = system.text(system.sys / "module/nvidia/version")
-    if driver is None:
-        match = _VERSION.search(system.text(system.proc / "driver/nvidia/version") or "")
-        driver = match[1] if match else ""
     vbios = information.get("Video BIOS", "")
-    found = {"driver": driver, "vbios": "" if "?" in vbios else vbios}
+    found = {"driver": kernel_driver_version(system), "vbios": "" if "?" in vbios else vbios}
     return tuple((name, printable(version)) for name, version in found.items() if version)
 
 

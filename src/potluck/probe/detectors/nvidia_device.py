@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from potluck.host.system import Access, System
@@ -24,6 +25,20 @@ _SHARED_MEMORY_CHIPS = {
 """GPUs that appear as cards on the PCI bus but use the machine's memory; NVML does not report its
 size (kubernetes-sigs/dra-driver-nvidia-gpu, issues 1073 and 1115; nvidia-cosmos/cosmos-reason1,
 61)."""
+
+
+_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
+"""``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
+``NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build …``."""
+
+
+def kernel_driver_version(system: System) -> str:
+    """Return the version of the loaded kernel driver; empty if it is unknown."""
+    version = system.text(system.sys / "module/nvidia/version")
+    if version is None:
+        match = _VERSION.search(system.text(system.proc / "driver/nvidia/version") or "")
+        version = match[1] if match else ""
+    return version
 
 
 def shares_memory(chip: str) -> bool:
