@@ -86,13 +86,7 @@ def stage_needs(
 def sample_shard(config: ModelConfig) -> Shard:
     """Return a layer whose headers stages without layers read to determine the layers' formats."""
     layer = config.num_layers // 2
-    return Shard(
-        start_layer=layer,
-        end_layer=layer + 1,
-        num_layers=config.num_layers,
-        has_embedding=False,
-        has_head=False,
-    )
+    return Shard(start_layer=layer, end_layer=layer + 1, num_layers=config.num_layers)
 
 
 def config_needs(manifest: Manifest) -> tuple[ByteRange, ...]:
