@@ -64,7 +64,7 @@ def inspect_user() -> User:
 
 def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
     """Return the packages that backends need but that are not installed, without duplicates."""
-    software = installed_software("", tuple(name for each in backends for name in each.packages))
+    software = installed_software(tuple(name for each in backends for name in each.packages))
     return tuple(dict.fromkeys(name for name, version in software.packages if not version))
 
 
