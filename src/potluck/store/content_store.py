@@ -25,10 +25,10 @@ from potluck.errors import ModelFileError, StoreFullError
 from potluck.host.cache_folder import cache_path
 from potluck.host.private_files import sync_folder
 from potluck.store.blob import DATA, INDEX, Blob
-from potluck.store.index import MAX_FILE_BYTES, BlobIndex, ChunkState
+from potluck.store.index import BlobIndex, ChunkState
 from potluck.store.known_files import KnownFiles
 from potluck.store.local_file import LocalFile
-from potluck.types.content import FileContent
+from potluck.types.content import MAX_FILE_BYTES, SHA256, FileContent
 from potluck.types.quantities import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ _log = logging.getLogger(__name__)
 _LOCK = "lock"
 _KNOWN = "known"
 _NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\.(?:data|index)")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _SHARE_OF_DISK = 2
 """The store may use one part in this many of the disk space that would be free without it."""
@@ -125,7 +124,7 @@ class ContentStore:
 
         A file in huggingface_hub's cache is identified by its name, and was not hashed.
         """
-        if not _SHA256.fullmatch(sha256):
+        if not SHA256.fullmatch(sha256):
             return None
         blob = self._found(sha256)
         if blob is not None and blob.is_whole:
@@ -344,7 +343,7 @@ class ContentStore:
 
 
 def _check(content: FileContent) -> None:
-    if not _SHA256.fullmatch(content.sha256) or not 0 <= content.num_bytes <= MAX_FILE_BYTES:
+    if not SHA256.fullmatch(content.sha256) or not 0 <= content.num_bytes <= MAX_FILE_BYTES:
         raise ModelFileError(repr(content.sha256)[:80], f"no file of {content.num_bytes} bytes")
 
 

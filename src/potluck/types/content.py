@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,13 @@ CHUNK_BYTES = 2**20
 
 DIGEST_BYTES = 32
 """The size of a SHA-256 digest."""
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+"""The form of a SHA-256 in ``FileContent``, which may come from another machine."""
+
+MAX_FILE_BYTES = 2**44
+"""16 TiB, sixteen times the size of the largest published model. Sizes come from other machines,
+and determine the length of an index."""
 
 ChunkRuns = tuple[tuple[int, int], ...]
 """Half-open ranges of chunk numbers, ascending, neither overlapping nor touching."""
