@@ -26,7 +26,7 @@ from potluck.catalog import (
     load_token_list,
     load_tokenizer,
 )
-from potluck.catalog.needs import by_file, stage_needs, text_needs
+from potluck.catalog.needs import stage_needs, text_needs
 from potluck.catalog.profile import read_profile
 from potluck.cluster.wire.worker_messages import Identity, Load, Loaded, StageFiles, StageSpec
 from potluck.cluster.worker.loading import load_for
@@ -259,11 +259,12 @@ def test_a_stage_without_layers_reads_what_it_is_said_to(
         has_head=spec.has_head,
     )
     (needs,) = stage_needs(on_disk, manifest, [shard])
-    allowed = by_file([*needs, *text_needs(on_disk, manifest)])
-    contents = {file.content.sha256: file.content for file in manifest.files}
+    allowed = [*needs, *text_needs(on_disk, manifest)]
     for sha256, start, stop in folder.reads:
-        ranges = allowed[contents[sha256]]
-        assert any(begin <= start and stop <= last for begin, last in ranges)
+        assert any(
+            content.sha256 == sha256 and begin <= start and stop <= last
+            for content, begin, last in allowed
+        )
 
 
 def specs_by_content(manifest: Manifest, number: int, model: str) -> list[StageSpec]:

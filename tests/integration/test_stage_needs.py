@@ -26,7 +26,7 @@ from potluck.catalog import (
     open_headers,
     open_weights,
 )
-from potluck.catalog.needs import announce, by_file, header_ends, stage_needs, text_needs
+from potluck.catalog.needs import announce, header_ends, stage_needs, text_needs
 from potluck.engines.dequantize import dequantize
 from potluck.engines.loading.plan import program_to_count
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
@@ -268,8 +268,8 @@ def test_the_order_is_that_of_reading(model: Model) -> None:
 
 def test_a_tokenizer_is_small(model: Model) -> None:
     _, manifest, description, _ = model
-    needs = by_file(text_needs(description, manifest))
-    whole = by_file(each for each in stage_needs(description, manifest, [Shard.whole(3)])[0])
-    num_bytes = sum(end - start for ranges in needs.values() for start, end in ranges)
-    assert num_bytes < sum(end - start for ranges in whole.values() for start, end in ranges) / 3
+    needs = text_needs(description, manifest)
+    (whole,) = stage_needs(description, manifest, [Shard.whole(3)])
+    num_bytes = sum(end - start for _, start, end in needs)
+    assert num_bytes < sum(end - start for _, start, end in whole) / 3
     assert needs or not manifest.main

@@ -41,6 +41,7 @@ _F16: Mapping[str, Support] = {
     ),
 }
 
+# 8-bit weights with a scale per group (Q8_0).
 _INT8: Mapping[str, Support] = {
     "native": Support(
         is_supported=True,
@@ -126,8 +127,8 @@ def _described(device: Device, best: _Best, memory: MemoryFacts, model: str) -> 
             int8=_tera(figures.int8_operations_per_second),
         ),
         read_bytes_per_second=figures.read_bytes_per_second.value,
-        f16=_f16_support(backend) if backend else not_run,
-        int8=_int8_support(backend) if backend else not_run,
+        f16=_support(_F16, backend) if backend else not_run,
+        int8=_support(_INT8, backend) if backend else not_run,
         sources=_sources(figures, usable, total),
         device_id=device.device_id,
         kind=device.kind,
@@ -179,15 +180,7 @@ def _tera(figure: Figure) -> float | None:
     return None if figure.value is None else figure.value / _TERA
 
 
-def _f16_support(backend: str) -> Support:
-    """Return whether a unit of this backend runs models in f16, and its arithmetic."""
-    return _F16.get(_kind(backend), _UNKNOWN)
-
-
-def _int8_support(backend: str) -> Support:
-    """Return the same for 8-bit weights with a scale per group (Q8_0)."""
-    return _INT8.get(_kind(backend), _UNKNOWN)
-
-
-def _kind(backend: str) -> str:
-    return _TINYGRAD if backend.startswith(_TINYGRAD) else backend
+def _support(by_kind: Mapping[str, Support], backend: str) -> Support:
+    """Return whether a unit of this backend runs models in a format, and its arithmetic."""
+    kind = _TINYGRAD if backend.startswith(_TINYGRAD) else backend
+    return by_kind.get(kind, _UNKNOWN)

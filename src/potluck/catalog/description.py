@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from potluck.catalog.file_names import CONFIG_FILES
 from potluck.catalog.hub import (
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from potluck.types.text import Tokenizer, TokenList
     from potluck.weights.canonical import CanonicalSource, Dequantize
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
@@ -92,7 +95,7 @@ def find_files(name: str) -> ModelFiles:
     Raise ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` if a
     repository has no weights that this build can read.
     """
-    return locate_model(name, _find_unchecked)
+    return locate_model(name, partial(_find_on_hub, is_checked=False))
 
 
 def describe_files(files: ModelFiles) -> ModelDescription:
@@ -204,10 +207,7 @@ def _load_tokenizer(files: ModelFiles) -> Tokenizer:
         return read_tokenizer(_text_directory(files))
     from potluck.text import gguf
 
-    with closing(_open_gguf_header(files)) as source:
-        tokenizer = gguf.build_tokenizer(source.metadata, path=files.label)
-        source.check_unchanged()
-        return tokenizer
+    return _read_gguf_header(files, gguf.build_tokenizer)
 
 
 def load_token_list(files: ModelFiles) -> TokenList:
@@ -218,10 +218,7 @@ def load_token_list(files: ModelFiles) -> TokenList:
         return hugging_face.load_token_list(_text_directory(files))
     from potluck.text import gguf
 
-    with closing(_open_gguf_header(files)) as source:
-        tokens = gguf.list_gguf_tokens(source.metadata, path=files.label)
-        source.check_unchanged()
-        return tokens
+    return _read_gguf_header(files, gguf.list_gguf_tokens)
 
 
 def open_vocabulary(description: ModelDescription) -> Vocabulary:
@@ -242,10 +239,7 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
         return hugging_face.load_chat_template(_text_directory(files))
     from potluck.text import gguf
 
-    with closing(_open_gguf_header(files)) as source:
-        template = gguf.read_chat_template(source.metadata, path=files.label)
-        source.check_unchanged()
-        return template
+    return _read_gguf_header(files, gguf.read_chat_template)
 
 
 def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
@@ -256,23 +250,17 @@ def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
         return {}
     from potluck.text import gguf
 
-    with closing(_open_gguf_header(files)) as source:
-        tokens = gguf.read_fill_in_tokens(source.metadata, path=files.label)
-        source.check_unchanged()
-        return tokens
+    return _read_gguf_header(files, gguf.read_fill_in_tokens)
 
 
-def _find_on_hub(model: HubModel) -> Snapshot:
+def _find_on_hub(model: HubModel, *, is_checked: bool = True) -> Snapshot:
     snapshot = find_snapshot(model)
     if model.gguf_in(snapshot) is None:
-        fetch_small_files(snapshot, check_config=read_config, check_tokenizer=read_tokenizer)
-    return snapshot
-
-
-def _find_unchecked(model: HubModel) -> Snapshot:
-    snapshot = find_snapshot(model)
-    if model.gguf_in(snapshot) is None:
-        fetch_small_files(snapshot, check_config=_accept, check_tokenizer=_accept)
+        fetch_small_files(
+            snapshot,
+            check_config=read_config if is_checked else _accept,
+            check_tokenizer=read_tokenizer if is_checked else _accept,
+        )
     return snapshot
 
 
@@ -305,6 +293,14 @@ def _header_opener(files: ModelFiles) -> OpenFile:
 
 def _open_gguf_header(files: ModelFiles) -> GgufSource:
     return open_gguf(files.path, _header_opener(files))
+
+
+def _read_gguf_header(files: ModelFiles, read: Callable[..., _T]) -> _T:
+    """Return what ``read`` finds in the metadata of a GGUF file."""
+    with closing(_open_gguf_header(files)) as source:
+        found = read(source.metadata, path=files.label)
+        source.check_unchanged()
+        return found
 
 
 def _text_directory(files: ModelFiles) -> Path:

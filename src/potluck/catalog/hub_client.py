@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from potluck.catalog.hub_cache import COMMIT, RepositoryFile, Snapshot, keep_head, read_head
+from potluck.catalog.manifest_view import MAX_HEAD_BYTES
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile
 from potluck.host.cache_folder import hub_cache_folder
@@ -253,9 +254,6 @@ def _out_of_reach(name: str, reason: str) -> ModelNotFoundError:
 _LEAST_BYTES = 128 * 2**10
 """Enough for the whole header of most safetensors files, so that one request suffices."""
 
-_MOST_BYTES = 136 * 2**20
-"""More than the maximum size of a header (``formats``); the rest of a file is not read this way."""
-
 
 def files_or_heads(snapshot: Snapshot) -> OpenFile:
     """Return a function that opens files of ``snapshot``; of files that are not on this disk, only
@@ -291,7 +289,7 @@ class HubFileHead:
             )
         self.size = size
         self.num_bytes_read = 0
-        self._head = read_head(snapshot, name, min(_MOST_BYTES, size))
+        self._head = read_head(snapshot, name, min(MAX_HEAD_BYTES, size))
         self._num_kept = len(self._head)
 
     def read_into(self, offset: int, out: memoryview) -> None:
@@ -303,11 +301,11 @@ class HubFileHead:
         end = offset + len(out)
         if end > self.size:
             raise ModelFileError(self.path, f"truncated: it ends at byte {self.size}")
-        if end > _MOST_BYTES:
+        if end > MAX_HEAD_BYTES:
             raise ModelFileError(self.path, "it is not in the local cache", hint="potluck fetch")
         if end > len(self._head):
             wanted = max(end, 2 * len(self._head), _LEAST_BYTES)
-            self._extend(min(wanted, self.size, _MOST_BYTES))
+            self._extend(min(wanted, self.size, MAX_HEAD_BYTES))
         out[:] = self._head[offset:end]
         self.num_bytes_read += len(out)
 

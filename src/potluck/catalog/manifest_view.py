@@ -25,7 +25,7 @@ from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
 from potluck.formats.files import ReadableFile, ReadOnlyFile
 from potluck.formats.gguf import is_gguf
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 from potluck.types.content import FileContent, Manifest
 
 _PIECE_BYTES = 2**20
@@ -44,8 +44,8 @@ times."""
 
 _DIGEST_BYTES = 32
 
-MOST_BYTES = 136 * 2**20
-"""More than the maximum size of a header (``formats``)."""
+MAX_HEAD_BYTES = 136 * 2**20
+"""More than the maximum size of a header (``formats``); the rest of a file is not read this way."""
 
 _MOST_SKIPPED_BYTES = 16 * 2**20
 """The maximum gap between two reads of a header: arrays of numbers that have not been requested
@@ -84,7 +84,7 @@ class FileHead:
         self._file.close()
 
     def _check(self) -> None:
-        if not 0 <= self.num_bytes <= MOST_BYTES:
+        if not 0 <= self.num_bytes <= MAX_HEAD_BYTES:
             raise PotluckError(f"{self._file.path} is not the head of a file")
         digest = hashlib.sha256()
         kept = bytearray(_DIGEST_BYTES)
@@ -126,7 +126,12 @@ class HeadRecorder:
         """Record data that was read from ``source``, and read the part that was skipped before."""
         end = offset + len(data)
         gap = offset - self._num_bytes
-        if self._is_over or end <= self._num_bytes or end > MOST_BYTES or gap > _MOST_SKIPPED_BYTES:
+        if (
+            self._is_over
+            or end <= self._num_bytes
+            or end > MAX_HEAD_BYTES
+            or gap > _MOST_SKIPPED_BYTES
+        ):
             return
         try:
             while self._num_bytes < offset:
@@ -327,16 +332,7 @@ class ManifestView:
             raise ModelNotFoundError(
                 f"{self.name} has no file {name}", hint="the model's manifest does not list it"
             )
-        label = self.label(name)
-        return ContentFile(
-            name,
-            content,
-            label,
-            lambda: self._opener.open_file(content, label=label, job=self._job),
-            self._head_of(content),
-            # Reading the last text of a header reads a whole window.
-            num_more_bytes=HEADER_WINDOW_BYTES if is_gguf(name) else 0,
-        )
+        return self._opened(name, self.directory / f"{_HEAD}{content.sha256[:_HEAD_DIGITS]}")
 
     def close(self) -> None:
         """Close the opener. Idempotent."""
@@ -369,9 +365,6 @@ class ManifestView:
         """Fetch all small files except ``besides``."""
         self.fetch_files(name for name in SMALL_FILES if name not in besides)
 
-    def _head_of(self, content: FileContent) -> Path:
-        return self.directory / f"{_HEAD}{content.sha256[:_HEAD_DIGITS]}"
-
     def _name_of(self, path: Path) -> str:
         try:
             return path.relative_to(self.directory).as_posix()
@@ -379,9 +372,8 @@ class ManifestView:
             return str(path)
 
     def _make_directory(self, environ: Mapping[str, str]) -> Path:
-        folder = cache_folder(environ)
-        if folder is not None:
-            models = folder / "models"
+        models = cache_path(environ, "models")
+        if models is not None:
             directory = models / self.digest
             with suppress(OSError):
                 directory.mkdir(parents=True, exist_ok=True)
@@ -408,13 +400,16 @@ class ManifestView:
             self._checked.add(name)
         return is_right
 
-    def _open_whole(self, name: str) -> ContentFile:
+    def _opened(self, name: str, head: Path | None = None) -> ContentFile:
         content, label = self.contents[name], self.label(name)
         return ContentFile(
             name,
             content,
             label,
             lambda: self._opener.open_file(content, label=label, job=self._job),
+            head,
+            # Reading the last text of a header reads a whole window.
+            num_more_bytes=HEADER_WINDOW_BYTES if is_gguf(name) else 0,
         )
 
     def _fetch(self, name: str) -> None:
@@ -423,7 +418,7 @@ class ManifestView:
         digest = hashlib.sha256()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(self._open_whole(name)) as source, temporary.open("xb") as target:
+            with closing(self._opened(name)) as source, temporary.open("xb") as target:
                 for offset in range(0, content.num_bytes, _PIECE_BYTES):
                     piece = bytearray(min(_PIECE_BYTES, content.num_bytes - offset))
                     with memoryview(piece) as view:

@@ -14,11 +14,12 @@ from pathlib import PurePosixPath
 import msgspec
 
 from potluck.catalog.file_names import SMALL_FILES
+from potluck.catalog.hub_cache import COMMIT
 from potluck.errors import ModelFileError
 from potluck.formats.gguf import is_gguf
 from potluck.formats.safetensors import missing_weights, weights_name
 from potluck.models.names import FileKind
-from potluck.types.content import Manifest
+from potluck.types.content import MAX_FILE_BYTES, SHA256, Manifest
 
 MAX_FILES = 1024
 """The maximum number of files of a manifest. Kimi K2 has 61 weight files, and Llama 3.1 405B 191. A
@@ -26,14 +27,9 @@ stage's manifest must fit into a message to its worker."""
 
 MAX_NAME_BYTES = 255
 
-MAX_FILE_BYTES = 2**44
-"""Sixteen times the size of the largest published model."""
-
 MAX_SMALL_BYTES = 2**28
 """The maximum size of such a file. The largest known tokenizer has 35 MB, and index 15 MB."""
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -69,7 +65,7 @@ def check_manifest(manifest: Manifest, name: str) -> None:
             raise refused(f"lists {file.name} twice")
         names.add(file.name)
         content = file.content
-        if not _SHA256.fullmatch(content.sha256):
+        if not SHA256.fullmatch(content.sha256):
             raise refused(f"gives {file.name} a digest that is not 64 hexadecimal digits")
         if not 0 <= content.num_bytes <= MAX_FILE_BYTES:
             raise refused(f"gives {file.name} {content.num_bytes} bytes")
@@ -90,7 +86,7 @@ def check_manifest(manifest: Manifest, name: str) -> None:
     elif "config.json" not in names:
         raise refused("does not list config.json")
     if manifest.hub is not None and not (
-        _REPO_ID.fullmatch(manifest.hub.repo_id) and _COMMIT.fullmatch(manifest.hub.commit)
+        _REPO_ID.fullmatch(manifest.hub.repo_id) and COMMIT.fullmatch(manifest.hub.commit)
     ):
         raise refused("names no repository and commit on the hub")
 

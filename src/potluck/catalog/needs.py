@@ -86,13 +86,7 @@ def stage_needs(
 def sample_shard(config: ModelConfig) -> Shard:
     """Return a layer whose headers stages without layers read to determine the layers' formats."""
     layer = config.num_layers // 2
-    return Shard(
-        start_layer=layer,
-        end_layer=layer + 1,
-        num_layers=config.num_layers,
-        has_embedding=False,
-        has_head=False,
-    )
+    return Shard(start_layer=layer, end_layer=layer + 1, num_layers=config.num_layers)
 
 
 def config_needs(manifest: Manifest) -> tuple[ByteRange, ...]:
@@ -148,14 +142,6 @@ def header_ends(tensors: FileTensorSource) -> tuple[tuple[ByteFile, int], ...]:
     for tensor in tensors.tensors.values():
         ends[id(tensor.file)] = min(ends[id(tensor.file)], tensor.offset)
     return tuple((file, ends[id(file)]) for file in tensors.files)
-
-
-def by_file(ranges: Iterable[ByteRange]) -> dict[FileContent, list[tuple[int, int]]]:
-    """Return ``ranges`` by file, with files ordered by their first range, and ranges in order."""
-    found: dict[FileContent, list[tuple[int, int]]] = {}
-    for content, start, end in ranges:
-        found.setdefault(content, []).append((start, end))
-    return found
 
 
 def in_order(ranges: Iterable[ByteRange]) -> Needs:

@@ -77,21 +77,18 @@ def read_profile(
         return (spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, "")))
 
     all_specs = weight_specs(config, Shard.whole(last))
+    embedding = Shard(start_layer=0, end_layer=0, num_layers=last, has_embedding=True)
+    head = Shard(start_layer=last, end_layer=last, num_layers=last, has_head=True)
     return ModelProfile(
         config=config,
         path=path,
         tensors=MappingProxyType(tensors),
         file_names=MappingProxyType(file_names),
         unusable=MappingProxyType(unusable),
-        layer_bytes=tuple(
-            stored_bytes(
-                spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, ""))
-            )
-            for layer in range(last)
-        ),
-        embedding_bytes=stored_bytes(weight_specs(config, _part(0, 0, last, has_embedding=True))),
+        layer_bytes=tuple(stored_bytes(of_layer(layer)) for layer in range(last)),
+        embedding_bytes=stored_bytes(weight_specs(config, embedding)),
         decoding_bytes=decoding_bytes,
-        head_bytes=stored_bytes(weight_specs(config, _part(last, last, last, has_head=True))),
+        head_bytes=stored_bytes(weight_specs(config, head)),
     )
 
 
@@ -100,20 +97,3 @@ def _with_file(name: str, raw: FileTensorSource) -> str:
     if tensor is None or len(raw.files) == 1:
         return name
     return f"{name} in {Path(tensor.file.path).name}"
-
-
-def _part(
-    start_layer: int,
-    end_layer: int,
-    num_layers: int,
-    *,
-    has_embedding: bool = False,
-    has_head: bool = False,
-) -> Shard:
-    return Shard(
-        start_layer=start_layer,
-        end_layer=end_layer,
-        num_layers=num_layers,
-        has_embedding=has_embedding,
-        has_head=has_head,
-    )

@@ -6,12 +6,12 @@ GPUs and NPUs of boards are nodes of the device tree on that bus. Sources: the k
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.host.system import Access, System, printable
+from potluck.host.memory import read_sizes
+from potluck.host.system import Access, System, printable, resolve
 from potluck.types.hardware import DeviceMemory
 
 _MAX_CLOCK_HZ = 8_000_000_000
@@ -61,21 +61,15 @@ def platform_devices(system: System, *words: str) -> Iterator[PlatformDevice]:
 
 def board_model(system: System) -> str:
     """Return the machine's model from its device tree; empty if there is none."""
-    for path in (
-        system.proc / "device-tree/model",
-        system.sys / "firmware/devicetree/base/model",
-    ):
-        if model := system.text(path):
+    for tree in device_trees(system):
+        if model := system.text(tree / "model"):
             return " ".join(model.split())
     return ""
 
 
-def resolve(path: Path) -> Path:
-    """Return the target of a link in sysfs, or the path itself if links form a loop."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):
-        return path
+def device_trees(system: System) -> tuple[Path, ...]:
+    """Return the two paths of the device tree; containers often lack one of them."""
+    return system.proc / "device-tree", system.sys / "firmware/devicetree/base"
 
 
 def device_id(system: System, device: Path) -> str:
@@ -120,23 +114,18 @@ def max_clock_hz(system: System, device: Path) -> int | None:
 
 def shared_memory(system: System) -> DeviceMemory:
     """Return the memory of a device that uses the machine's memory."""
-    kibibytes = dict(
-        re.findall(
-            r"^(MemTotal|MemAvailable): +(\d+) kB$",
-            system.text(system.proc / "meminfo") or "",
-            re.MULTILINE,
-        )
-    )
-
-    def size_bytes(name: str) -> int | None:
-        return int(kibibytes[name]) * 1024 if name in kibibytes else None
-
+    sizes = read_sizes(system, system.proc / "meminfo")
     return DeviceMemory(
-        total_bytes=size_bytes("MemTotal"),
-        free_bytes=size_bytes("MemAvailable"),
+        total_bytes=sizes.get("MemTotal"),
+        free_bytes=sizes.get("MemAvailable"),
         is_shared=True,
         source="shared system memory (/proc/meminfo)",
     )
+
+
+def unknown_memory(reason: str, *, is_shared: bool = False) -> DeviceMemory:
+    """Return the memory of a device whose size is not reported."""
+    return DeviceMemory(total_bytes=None, free_bytes=None, is_shared=is_shared, source=reason)
 
 
 def machine_name(system: System) -> str:

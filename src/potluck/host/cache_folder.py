@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def cache_folder(environ: Mapping[str, str]) -> Path | None:
-    """``$XDG_CACHE_HOME/potluck``, or ``~/.cache/potluck``; None without a home. Nothing is made.
+def cache_path(environ: Mapping[str, str], name: str) -> Path | None:
+    """Return ``$XDG_CACHE_HOME/potluck/NAME``, or the same under ``~/.cache``; None without a home
+    directory. Nothing is made.
 
     The XDG base directory specification has relative paths ignored.
     """
     base = environ.get("XDG_CACHE_HOME", "")
     if base.startswith("/"):
-        return Path(base) / "potluck"
+        return Path(base, "potluck", name)
     try:
-        return Path.home() / ".cache" / "potluck"
+        return Path.home() / ".cache" / "potluck" / name
     except RuntimeError:
         return None
 

@@ -80,4 +80,4 @@ def _unescaped(field: str) -> PurePosixPath:
 def _located(system: System, directory: PurePosixPath) -> Path:
     if directory.is_relative_to("/sys"):
         return system.sys / directory.relative_to("/sys")
-    return system.files / str(directory).lstrip("/")
+    return system.below_files(str(directory))

@@ -13,10 +13,9 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from potluck.host.control_groups import ControlGroup, control_groups
-from potluck.host.system import THIS_MACHINE, System, read_regular_file
+from potluck.host.system import THIS_MACHINE, System
 from potluck.types.quantities import format_count
 
 _MAX_CORES = 1 << 16
@@ -31,9 +30,6 @@ but not for all cores of a big server, since every thread needs scratch memory (
 WATCH_SECONDS = 1.0
 """How long a ``CoreWatch`` takes the cores to be the same. Reading them takes about 0.6 ms on an
 EPYC."""
-
-_MAX_BYTES = 4096
-"""A file of sysfs has one page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +213,10 @@ def _quota(system: System, group: ControlGroup) -> _Quota | None:
 
 def last_level_cache_bytes() -> int | None:
     """Return the total size for all cores that this process may use; None if it is not reported."""
-    return cache_bytes(Path("/sys"), affine_cores())
+    return cache_bytes(THIS_MACHINE, affine_cores())
 
 
-def cache_bytes(sys: Path, cores: Iterable[int]) -> int | None:
+def cache_bytes(system: System, cores: Iterable[int]) -> int | None:
     """Return the total size of the last-level caches of ``cores``; shared caches count once.
 
     ``Documentation/ABI/testing/sysfs-devices-system-cpu``: ``cache/index*`` has ``level``,
@@ -229,13 +225,13 @@ def cache_bytes(sys: Path, cores: Iterable[int]) -> int | None:
     """
     caches: dict[str, int] = {}
     for core in cores:
-        folder = sys / f"devices/system/cpu/cpu{core}/cache"
+        folder = system.sys / f"devices/system/cpu/cpu{core}/cache"
         found = [
-            (int(level), size, _text(index / "shared_cpu_map") or str(core))
+            (int(level), size, system.text(index / "shared_cpu_map") or str(core))
             for index in folder.glob("index*")
-            if (level := _text(index / "level")).isdecimal()
-            and (size := _size(_text(index / "size")))
-            and _text(index / "type") != "Instruction"
+            if (level := system.text(index / "level") or "").isdecimal()
+            and (size := _size(system.text(index / "size") or ""))
+            and system.text(index / "type") != "Instruction"
         ]
         if found:
             _, size, shared = max(found)
@@ -247,10 +243,3 @@ def _size(text: str) -> int:
     digits, unit = text[:-1], text[-1:]
     factor = {"K": 1 << 10, "M": 1 << 20}.get(unit)
     return int(digits) * factor if factor and digits.isdecimal() else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_regular_file(path, _MAX_BYTES).decode("ascii").strip()
-    except (OSError, ValueError):
-        return ""

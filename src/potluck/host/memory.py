@@ -39,13 +39,13 @@ def held_bytes(system: System = THIS_MACHINE) -> int:
     """Return the memory of this process that the kernel cannot evict: its own pages and shared
     memory.
     """
-    status = _table(system, system.proc / "self/status")
+    status = read_sizes(system, system.proc / "self/status")
     return status.get("RssAnon", 0) + status.get("RssShmem", 0)
 
 
 def resident_bytes(system: System = THIS_MACHINE) -> int:
     """Return the memory of this process, with the pages of files that it has mapped."""
-    return _table(system, system.proc / "self/status").get("VmRSS", 0)
+    return read_sizes(system, system.proc / "self/status").get("VmRSS", 0)
 
 
 def memory_pools(machine_id: str, system: System = THIS_MACHINE) -> tuple[MemoryPool, ...]:
@@ -83,7 +83,7 @@ def memory_facts(system: System) -> MemoryFacts:
     cannot be read, everything is 0, and the limit's reason says why. Other limits that cannot be
     read are ignored.
     """
-    values = _table(system, system.proc / "meminfo")
+    values = read_sizes(system, system.proc / "meminfo")
     total, free = values.get("MemTotal"), _free(values)
     if total is None or free is None:
         unknown = MemoryLimit(bytes=0, reason="/proc/meminfo cannot be read: is /proc mounted?")
@@ -133,7 +133,7 @@ def _free(values: Mapping[str, int]) -> int | None:
 def _process_limits(system: System) -> Iterator[MemoryLimit]:
     """Yield RLIMIT_AS and RLIMIT_DATA (which also counts private mappings since Linux 4.7)."""
     limits = system.text(system.proc / "self/limits") or ""
-    used = _table(system, system.proc / "self/status")
+    used = read_sizes(system, system.proc / "self/status")
     for row, counter, reason in (
         ("address space", "VmSize", "the address space limit (ulimit -v)"),
         ("data size", "VmData", "the data size limit (ulimit -d)"),
@@ -210,7 +210,7 @@ def _control_group_limits(system: System) -> Iterator[_GroupLimit]:
         usage = system.number(group.path / controller.usage)
         if usage is None:
             continue
-        statistics = _table(system, group.path / "memory.stat")
+        statistics = read_sizes(system, group.path / "memory.stat")
         used = max(0, usage - controller.droppable_bytes(statistics))
         for name in controller.limits:
             limit = system.number(group.path / name)
@@ -218,8 +218,11 @@ def _control_group_limits(system: System) -> Iterator[_GroupLimit]:
                 yield _GroupLimit(group=group, limit_bytes=limit, left_bytes=max(0, limit - used))
 
 
-def _table(system: System, path: Path) -> dict[str, int]:
-    """Parse lines like ``Name: 12 kB`` or ``name 12`` into bytes; other lines are ignored."""
+def read_sizes(system: System, path: Path) -> dict[str, int]:
+    """Return the sizes in a file such as ``/proc/meminfo`` in bytes, by name.
+
+    Lines are like ``Name: 12 kB`` or ``name 12``; others are ignored.
+    """
     line = rf"^(\w+):?[ \t]+([0-9]{{1,{_MAX_DIGITS}}})( kB)?[ \t]*$"
     return {
         name: int(digits) * (1024 if unit else 1)

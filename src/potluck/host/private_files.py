@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from potluck.host.system import group_name
+
 _DRAFT_SUFFIX = ".draft"
 _UID_MAP = Path("/proc/self/uid_map")
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
@@ -50,7 +52,7 @@ def replace_file(path: Path, data: bytes, *, is_durable: bool = True) -> None:
     with _draft(path, data, is_durable=is_durable) as draft:
         draft.replace(path)
     if is_durable:
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
 def create_file(path: Path, data: bytes) -> bool:
@@ -64,7 +66,7 @@ def create_file(path: Path, data: bytes) -> bool:
             path.hardlink_to(draft)
         except FileExistsError:
             return False
-    _sync(path.parent)
+    sync_folder(path.parent)
     return True
 
 
@@ -120,7 +122,7 @@ def _other_writers(status: os.stat_result) -> str | None:
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
     if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
-        return f"its group ({_group_name(status.st_gid)})"
+        return f"its group ({group_name(status.st_gid)})"
     return None
 
 
@@ -150,13 +152,6 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _group_name(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
 @contextmanager
 def _draft(path: Path, data: bytes, *, is_durable: bool) -> Iterator[Path]:
     """Write a complete draft of ``path`` to its folder, and delete it at the end of the block."""
@@ -175,7 +170,7 @@ def _draft(path: Path, data: bytes, *, is_durable: bool) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Have the disk know the names in ``folder``, where its file system can be told to."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

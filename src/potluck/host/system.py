@@ -43,8 +43,6 @@ class PciDevice:
     address: str
     vendor: int
     device: int
-    subsystem_vendor: int
-    subsystem_device: int
     device_class: int
     driver: str
     path: Path
@@ -83,6 +81,10 @@ class System:
     proc: Path = Path("/proc")
     dev: Path = Path("/dev")
     files: Path = Path("/")
+
+    def below_files(self, path: str) -> Path:
+        """Return where ``/etc/…`` and the like are."""
+        return self.files / path.lstrip("/")
 
     def text(self, path: Path) -> str | None:
         """Read a small file up to the first NUL (device-tree strings), without its last newline."""
@@ -168,11 +170,9 @@ class System:
                 address=path.name,
                 vendor=vendor,
                 device=device,
-                subsystem_vendor=self.number(path / "subsystem_vendor") or 0,
-                subsystem_device=self.number(path / "subsystem_device") or 0,
                 device_class=self.number(path / "class") or 0,
                 driver=self.driver(path),
-                path=_resolved(path),
+                path=resolve(path),
             )
 
     def render_nodes(self) -> Iterator[RenderNode]:
@@ -180,7 +180,7 @@ class System:
         for path in self.entries(self.sys / "class/drm"):
             if not path.name.startswith("renderD"):
                 continue
-            device = _resolved(path / "device")
+            device = resolve(path / "device")
             yield RenderNode(
                 name=path.name,
                 device_file=self.dev / "dri" / path.name,
@@ -204,26 +204,31 @@ class System:
 
     def group(self, device_file: Path) -> str:
         """Return the name of a device file's group, or its number if it has no name."""
-        import grp
-
         try:
-            gid = device_file.stat().st_gid
+            return group_name(device_file.stat().st_gid)
         except OSError:
             return ""
-        try:
-            return grp.getgrgid(gid).gr_name
-        except KeyError:
-            return str(gid)
 
 
 THIS_MACHINE: Final = System()
 
 
-def _resolved(path: Path) -> Path:
+def resolve(path: Path) -> Path:
+    """Return the target of a link in sysfs, or the path itself if links form a loop."""
     try:
         return path.resolve()
-    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+    except (OSError, RuntimeError):
         return path
+
+
+def group_name(gid: int) -> str:
+    """Return the name of a group, or its number if it has no name."""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 def _libudev_properties(device: str) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 from potluck.host.system import read_regular_file
 
 _log = logging.getLogger(__name__)
@@ -42,8 +42,7 @@ def default_cache_path(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/probe.json``, or the same under ``~/.cache``; None without a
     home directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "probe.json"
+    return cache_path(environ, "probe.json")
 
 
 class ProbeCache:

@@ -31,7 +31,6 @@ class DeviceDiscovery:
     """Finds devices on ``system`` until ``end`` (``time.monotonic``). No method raises."""
 
     system: System
-    kernel_release: str
     cache: ProbeCache
     retry: bool
     end: float
@@ -61,7 +60,6 @@ class DeviceDiscovery:
             lambda: ask_vendor(
                 query,
                 report,
-                kernel_release=self.kernel_release,
                 cache=self.cache,
                 retry=self.retry,
                 deadline_seconds=max(
@@ -98,7 +96,6 @@ def ask_vendor(
     query: VendorQuery,
     report: DetectorReport,
     *,
-    kernel_release: str,
     cache: ProbeCache,
     retry: bool = False,
     deadline_seconds: float = 20.0,
@@ -124,7 +121,7 @@ def ask_vendor(
     key = fingerprint(
         " ".join((f"query/{query.module}", *query.arguments)),
         report.devices,
-        installed_software(kernel_release, ()),
+        installed_software(()),
         details=query.details,
     )
     return run_unless_quarantined(cache, key, ask, retry=retry, deadline_seconds=deadline_seconds)

@@ -9,6 +9,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +32,10 @@ class Software:
     packages: tuple[tuple[str, str], ...]
 
 
-def installed_software(kernel_release: str, packages: tuple[str, ...]) -> Software:
+def installed_software(packages: tuple[str, ...]) -> Software:
     """Return the installed software, without importing any of it."""
     return Software(
-        kernel_release=kernel_release,
+        kernel_release=os.uname().release,
         potluck=__version__,
         core=_core_identity(),
         packages=tuple((name, _version(name)) for name in packages),

@@ -194,7 +194,6 @@ class _Probe:
         self._options = options
         self._cache = cache
         self._news: _News = queue.SimpleQueue()
-        self._kernel_release = os.uname().release
         self._started = started = time.monotonic()
         wait_seconds = math.inf
         if options.wait_seconds is not None:
@@ -203,7 +202,6 @@ class _Probe:
         self._end = started + min(options.deadline_seconds, _FIND_SHARE * wait_seconds)
         looker = DeviceDiscovery(
             system=system,
-            kernel_release=self._kernel_release,
             cache=cache,
             retry=options.retry,
             end=started + options.deadline_seconds,
@@ -274,7 +272,6 @@ class _Probe:
                 specs[trial.backend],
                 devices[trial.device_id],
                 trial,
-                kernel_release=self._kernel_release,
                 num_threads=self._options.num_threads,
                 cache=self._cache,
                 retry=self._options.measuring is Measuring.ALWAYS,
@@ -336,7 +333,6 @@ class _Probe:
         trial = try_backend(
             spec,
             device,
-            kernel_release=self._kernel_release,
             cache=self._cache,
             retry=self._options.retry,
             deadline_seconds=self._options.trial_seconds,
@@ -345,7 +341,6 @@ class _Probe:
             spec,
             device,
             trial,
-            kernel_release=self._kernel_release,
             num_threads=self._options.num_threads,
             cache=self._cache,
         )

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from potluck.errors import DamagedChunkError, StoreFullError
 from potluck.store.index import BlobIndex, ChunkState
-from potluck.types.content import CHUNK_BYTES, DIGEST_BYTES, ChunkRuns, runs_of
+from potluck.types.content import CHUNK_BYTES, DIGEST_BYTES, ChunkRuns, digest_at, runs_of
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -90,9 +90,7 @@ class Blob:
         """Return the digest of each chunk, if known."""
         all_digests = self._index.digests()
         return tuple(
-            all_digests[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-            if state & ChunkState.DIGEST
-            else None
+            digest_at(all_digests, i) if state & ChunkState.DIGEST else None
             for i, state in enumerate(self._index.states())
         )
 
@@ -185,8 +183,7 @@ class Blob:
             for i in range(len(digests) // DIGEST_BYTES):
                 state = self._index.state(first + i)
                 if not state & ChunkState.DIGEST:
-                    at = i * DIGEST_BYTES
-                    self._index.set_digest(first + i, digests[at : at + DIGEST_BYTES])
+                    self._index.set_digest(first + i, digest_at(digests, i))
                     self._index.set_state(first + i, state | ChunkState.DIGEST)
 
     def mark_verified(self, all_digests: bytes) -> ChunkRuns:
@@ -201,8 +198,7 @@ class Blob:
                 chunk
                 for chunk, state in enumerate(self._index.states())
                 if state & ChunkState.HELD
-                and self._index.digest(chunk)
-                != all_digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
+                and self._index.digest(chunk) != digest_at(all_digests, chunk)
             ]
             for chunk in wrong:
                 self._index.set_state(chunk, ChunkState.NONE)

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.errors import ModelFileError, StoreFullError
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
+from potluck.host.private_files import sync_folder
 from potluck.store.blob import DATA, INDEX, Blob
-from potluck.store.index import MAX_FILE_BYTES, BlobIndex, ChunkState
+from potluck.store.index import BlobIndex, ChunkState
 from potluck.store.known_files import KnownFiles
 from potluck.store.local_file import LocalFile
-from potluck.types.content import FileContent
+from potluck.types.content import MAX_FILE_BYTES, SHA256, FileContent
 from potluck.types.quantities import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ _log = logging.getLogger(__name__)
 _LOCK = "lock"
 _KNOWN = "known"
 _NAME = re.compile(r"([0-9a-f]{64})-([0-9]{1,15})\.(?:data|index)")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _SHARE_OF_DISK = 2
 """The store may use one part in this many of the disk space that would be free without it."""
@@ -61,8 +61,7 @@ def default_store_folder(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/weights``, or below ``~/.cache``; None without a home
     directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "weights"
+    return cache_path(environ, "weights")
 
 
 def default_limit_bytes(folder: Path) -> int:
@@ -125,7 +124,7 @@ class ContentStore:
 
         A file in huggingface_hub's cache is identified by its name, and was not hashed.
         """
-        if not _SHA256.fullmatch(sha256):
+        if not SHA256.fullmatch(sha256):
             return None
         blob = self._found(sha256)
         if blob is not None and blob.is_whole:
@@ -195,17 +194,17 @@ class ContentStore:
 
     def _open(self, content: FileContent) -> Blob | None:
         """Return a blob; None if there is none, or a damaged one."""
-        name = _name(content)
+        index_path, data_path = self._paths(content)
         try:
-            index = BlobIndex(self.folder / (name + INDEX), content)
+            index = BlobIndex(index_path, content)
         except FileNotFoundError:
             return None
         except ValueError as error:
             _log.warning("%s; the data is downloaded again", error)
             return None
         try:
-            blob = Blob(self.folder / (name + DATA), index, self)
-            if not index.is_at(self.folder / (name + INDEX)):  # both were just removed
+            blob = Blob(data_path, index, self)
+            if not index.is_at(index_path):  # both were just removed
                 blob.close()
                 return None
             return blob
@@ -219,11 +218,11 @@ class ContentStore:
 
     def _make(self, content: FileContent, label: str) -> None:
         """Create an empty blob, replacing a damaged one."""
-        index, data = (self.folder / (_name(content) + suffix) for suffix in (INDEX, DATA))
+        index, data = self._paths(content)
         if index.exists():
             # First, and synced: an old index must not describe a new file.
             index.unlink()
-            _sync(self.folder)
+            sync_folder(self.folder)
         data.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(data, flags, 0o600)
@@ -256,7 +255,7 @@ class ContentStore:
         return removed
 
     def _remove_unused(self, content: FileContent) -> bool:
-        index, data = (self.folder / (_name(content) + suffix) for suffix in (INDEX, DATA))
+        index, data = self._paths(content)
         with _only_user(data) as is_unused:
             if is_unused:
                 index.unlink(missing_ok=True)
@@ -269,9 +268,14 @@ class ContentStore:
             is_orphan = path.suffix == DATA and not path.with_suffix(INDEX).exists()
             if is_orphan or (path.name.startswith(".") and path.name.endswith(".draft")):
                 path.unlink(missing_ok=True)
-            match = _NAME.fullmatch(path.name)
-            if path.suffix == INDEX and match is not None and _stored(path) is None:
-                self._remove_unused(FileContent(match[1], int(match[2])))
+            content = _content_of(path)
+            if path.suffix == INDEX and content is not None and _stored(path) is None:
+                self._remove_unused(content)
+
+    def _paths(self, content: FileContent) -> tuple[Path, Path]:
+        """Return the paths of a blob's index and data."""
+        name = f"{content.sha256}-{content.num_bytes}"
+        return self.folder / (name + INDEX), self.folder / (name + DATA)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -293,11 +297,11 @@ class ContentStore:
     def _found(self, sha256: str) -> Blob | None:
         """Return what the store has of a file, without creating anything."""
         for path in self.folder.glob(f"{sha256}-*{INDEX}"):
-            match = _NAME.fullmatch(path.name)
-            if match is None:
+            content = _content_of(path)
+            if content is None:
                 continue
             try:
-                blob = self._open(FileContent(sha256, int(match[2])))
+                blob = self._open(content)
             except OSError as error:
                 _log.warning("%s cannot be used: %s", path, error)
                 continue
@@ -339,12 +343,14 @@ class ContentStore:
 
 
 def _check(content: FileContent) -> None:
-    if not _SHA256.fullmatch(content.sha256) or not 0 <= content.num_bytes <= MAX_FILE_BYTES:
+    if not SHA256.fullmatch(content.sha256) or not 0 <= content.num_bytes <= MAX_FILE_BYTES:
         raise ModelFileError(repr(content.sha256)[:80], f"no file of {content.num_bytes} bytes")
 
 
-def _name(content: FileContent) -> str:
-    return f"{content.sha256}-{content.num_bytes}"
+def _content_of(path: Path) -> FileContent | None:
+    """Return the content that the name of an index or of data says; None for other files."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else FileContent(match[1], int(match[2]))
 
 
 def _indexes(folder: Path) -> list[Path]:
@@ -361,10 +367,9 @@ def _held_bytes(folder: Path) -> int:
 
 def _stored(path: Path, *, looks_for_users: bool = True) -> StoredFile | None:
     """Return the content of an index; None if it is damaged or was just removed."""
-    match = _NAME.fullmatch(path.name)
-    if match is None:
+    content = _content_of(path)
+    if content is None:
         return None
-    content = FileContent(match[1], int(match[2]))
     data = path.with_suffix(DATA)
     try:
         index = BlobIndex(path, content)
@@ -408,14 +413,5 @@ def _only_user(data: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
-    finally:
-        os.close(descriptor)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # some file systems refuse this
-            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -34,9 +34,6 @@ _ALIGNMENT = 4096
 _NOT_VERIFIED = bytes(DIGEST_BYTES)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-MAX_FILE_BYTES = 2**44
-"""16 TiB. A size comes from other machines, and determines the length of an index."""
-
 
 class ChunkState(enum.IntFlag):
     """The state of a chunk."""

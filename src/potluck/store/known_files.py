@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,16 +47,13 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class KnownFiles:
-    """The known contents of files on this disk, stored in ``folder``; None keeps them only in
-    memory.
+    """The known contents of files on this disk, stored in ``folder``.
 
     Thread-safe; several processes may share the folder.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
-        self._found: dict[Path, tuple[FileStamp, FileContent, bytes]] = {}  # without a folder
 
     def identify(
         self, path: Path, on_progress: OnProgress | None = None
@@ -83,15 +79,6 @@ class KnownFiles:
         """Return a file with this content, if one is known that has not changed since it was
         hashed.
         """
-        if self._folder is None:
-            with self._lock:
-                found = dict(self._found)
-            for path, (stamp, content, digests) in found.items():
-                if content.sha256 == sha256:
-                    local = _opened(path, content, digests, stamp)
-                    if local is not None:
-                        return local
-            return None
         for name in self._folder.glob(f"{sha256}-*{_SUFFIX}"):
             record = _read(name)
             if record is not None:
@@ -110,10 +97,6 @@ class KnownFiles:
             stamp = stamp_of(path.stat())
         except OSError:
             return None
-        if self._folder is None:
-            with self._lock:
-                found = self._found.get(path)
-            return found[1:] if found is not None and found[0] == stamp else None
         for name in self._folder.glob(f"*-{_key(path)}{_SUFFIX}"):
             match = _NAME.fullmatch(name.name)
             record = _read(name)
@@ -125,21 +108,9 @@ class KnownFiles:
         return None
 
     def _keep(self, path: Path, stamp: FileStamp, content: FileContent, digests: bytes) -> None:
-        if self._folder is None:
-            with self._lock:
-                self._found[path] = (stamp, content, digests)
-            return
-        record = _Record(
-            os.fsencode(path),
-            (
-                stamp.size,
-                stamp.modified_nanoseconds,
-                stamp.changed_nanoseconds,
-                stamp.inode,
-            ),
-            content.num_bytes,
-            digests,
-        )
+        times = stamp.modified_nanoseconds, stamp.changed_nanoseconds
+        key = (stamp.size, *times, stamp.inode)
+        record = _Record(os.fsencode(path), key, content.num_bytes, digests)
         data = msgspec.msgpack.encode(record)
         name = self._folder / f"{content.sha256}-{_key(path)}{_SUFFIX}"
         try:
@@ -153,9 +124,6 @@ class KnownFiles:
     @contextmanager
     def _only_one(self, path: Path) -> Iterator[None]:
         """Let only one process, and one thread of it, hash a file."""
-        if self._folder is None:
-            yield
-            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._folder / f"{_key(path)}{_LOCK}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from potluck.errors import DamagedChunkError, ModelFileError
 from potluck.formats.files import FileStamp, stamp_of
-from potluck.types.content import CHUNK_BYTES, DIGEST_BYTES, ChunkRuns, FileContent
+from potluck.types.content import CHUNK_BYTES, ChunkRuns, FileContent, digest_at
 
 _CHANGED_HINT = (
     "make sure that nothing writes to the model's files while they are in use, and try again"
@@ -62,9 +62,7 @@ class LocalFile:
 
     def digest(self, chunk: int) -> bytes | None:
         """Return the digest that a chunk must have; None if unknown."""
-        if self.all_digests is None:
-            return None
-        return self.all_digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
+        return None if self.all_digests is None else digest_at(self.all_digests, chunk)
 
     def held(self) -> ChunkRuns:
         """Return the run of all chunks."""

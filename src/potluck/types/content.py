@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,13 @@ CHUNK_BYTES = 2**20
 
 DIGEST_BYTES = 32
 """The size of a SHA-256 digest."""
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+"""The form of a SHA-256 in ``FileContent``, which may come from another machine."""
+
+MAX_FILE_BYTES = 2**44
+"""16 TiB, sixteen times the size of the largest published model. Sizes come from other machines,
+and determine the length of an index."""
 
 ChunkRuns = tuple[tuple[int, int], ...]
 """Half-open ranges of chunk numbers, ascending, neither overlapping nor touching."""
@@ -106,6 +114,11 @@ class Holdings:
     held: dict[str, ChunkRuns]
     verified: frozenset[str] = frozenset()
     reaches_hub: bool = False
+
+
+def digest_at(digests: bytes, chunk: int) -> bytes:
+    """Return the digest of one chunk, of the digests of several, one after the other."""
+    return digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
 
 
 def runs_of(chunks: Iterable[int]) -> ChunkRuns:

@@ -461,8 +461,8 @@ class Shard:
     start_layer: int
     end_layer: int
     num_layers: int
-    has_embedding: bool
-    has_head: bool
+    has_embedding: bool = False
+    has_head: bool = False
     part: GroupPart | None = None
 
     def __post_init__(self) -> None:

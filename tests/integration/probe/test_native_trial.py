@@ -38,7 +38,7 @@ def cache(tmp_path: Path) -> ProbeCache:
 
 def test_every_instruction_set_of_this_cpu_passes(cache: ProbeCache) -> None:
     assert is_tried_on(NATIVE, CPU)
-    trial = try_backend(NATIVE, CPU, kernel_release="6.1", cache=cache)
+    trial = try_backend(NATIVE, CPU, cache=cache)
     assert trial.works
     assert trial.reason == ""
     assert trial.variants == available_isas()
@@ -82,14 +82,13 @@ def test_what_it_cannot_do_it_refuses(arguments: tuple[str, ...], reason: str) -
 
 @pytest.mark.timing
 def test_measuring_this_cpu(cache: ProbeCache) -> None:
-    trial = try_backend(NATIVE, CPU, kernel_release="6.1", cache=cache)
+    trial = try_backend(NATIVE, CPU, cache=cache)
     seen: list[float] = []
     started = time.monotonic()
     measured = measure_backend(
         NATIVE,
         CPU,
         trial,
-        kernel_release="6.1",
         num_threads=2,
         cache=cache,
         on_progress=seen.append,
@@ -128,7 +127,7 @@ def test_measuring_this_cpu(cache: ProbeCache) -> None:
     assert seen == sorted(seen)
     assert len(seen) > 5
     assert max(b - a for a, b in itertools.pairwise([0.0, *seen])) < 0.5
-    known = cached_measurement(NATIVE, CPU, trial, kernel_release="6.1", num_threads=2, cache=cache)
+    known = cached_measurement(NATIVE, CPU, trial, num_threads=2, cache=cache)
     assert known == measured
 
 

@@ -210,7 +210,6 @@ def test_bad_drivers_cost_the_others_nothing(
     def look() -> DetectorReport:
         looker = DeviceDiscovery(
             system=THIS_MACHINE,
-            kernel_release="6.1",
             cache=cache,
             retry=False,
             end=time.monotonic() + 2.0,

@@ -57,7 +57,6 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trial]:
         return try_backend(
             OPENCL,
             replace(gpu(build_icd(kind, folder / kind)), device_id=kind),
-            kernel_release="6.1",
             cache=cache,
             deadline_seconds=HANG_SECONDS if kind == "hangs" else SECONDS,
         )
@@ -72,7 +71,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trial]:
             variants=("opencl",),
             interface=one.interfaces[0],
         )
-        return measure_backend(OPENCL, one, trial, kernel_release="6.1", num_threads=2, cache=cache)
+        return measure_backend(OPENCL, one, trial, num_threads=2, cache=cache)
 
     found = {"wrong-numbers": tried("wrong-numbers")}
     kinds = ("computing-gpu", "crashes", "hangs")

@@ -21,14 +21,13 @@ from potluck.catalog import (
 from potluck.catalog.hub_cache import RepositoryFile, Snapshot
 from potluck.catalog.locate import DEMO_DIRECTORY, ModelFiles
 from potluck.catalog.manifests import (
-    MAX_FILE_BYTES,
     MAX_FILES,
     MAX_SMALL_BYTES,
     weights_file,
 )
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.models.names import FileKind
-from potluck.types.content import FileContent, HubOrigin, Manifest, ManifestFile
+from potluck.types.content import MAX_FILE_BYTES, FileContent, HubOrigin, Manifest, ManifestFile
 
 SHA = "0123456789abcdef" * 4
 OTHER = "f" * 64

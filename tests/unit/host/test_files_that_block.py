@@ -31,8 +31,6 @@ _FILES = {
             ("vendor", vendor),
             ("device", "0x2684"),
             ("class", "0x030000"),
-            ("subsystem_vendor", "0x1043"),
-            ("subsystem_device", "0x0001"),
             ("uevent", f"DRIVER={driver}"),
             ("mem_info_vram_total", "1000000000"),
             ("mem_info_vram_used", "1000"),
@@ -86,7 +84,7 @@ def _read_everything(root: Path) -> None:
     files_report(system)
     read_distribution(system)
     machine_name(system)
-    cache_bytes(system.sys, (0,))
+    cache_bytes(system, (0,))
     cache = ProbeCache(root / "cache/probe.json")
     cache.get("a")
     cache.put("a", {})

@@ -30,9 +30,7 @@ def ask(
     query = VendorQuery(
         module=f"support.engines.fake_backends.{module}", merge=lambda report, _: report, **more
     )
-    return ask_vendor(
-        query, report, kernel_release="6.1.0", cache=cache, retry=retry, deadline_seconds=20
-    )
+    return ask_vendor(query, report, cache=cache, retry=retry, deadline_seconds=20)
 
 
 def failure(outcome: ChildOutcome) -> Failure | None:
@@ -81,7 +79,7 @@ def test_what_a_child_is_given(
         arguments=("x", "y"),
         environment={"B": "of the query"},
     )
-    outcome = ask_vendor(query, REPORT, kernel_release="6.1.0", cache=ProbeCache(None))
+    outcome = ask_vendor(query, REPORT, cache=ProbeCache(None))
     assert isinstance(outcome, ChildAnswer)
     assert outcome.document == {"said": ["x", "y", "of this process", "of the query"]}
 
@@ -119,7 +117,7 @@ def test_a_device_that_behaves_again_is_forgiven(
     query = VendorQuery(module="moody", merge=lambda report, _: report)
     failures = []
     for retry in (False, False, True, False):
-        outcome = ask_vendor(query, REPORT, kernel_release="6.1.0", cache=cache, retry=retry)
+        outcome = ask_vendor(query, REPORT, cache=cache, retry=retry)
         failures.append(failure(outcome))
         if len(failures) == 2:
             (tmp_path / "angry").unlink()

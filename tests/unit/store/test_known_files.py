@@ -27,9 +27,9 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["folder", "memory"])
-def known(request: pytest.FixtureRequest, tmp_path: Path) -> KnownFiles:
-    return KnownFiles(tmp_path / "known" if request.param == "folder" else None)
+@pytest.fixture
+def known(tmp_path: Path) -> KnownFiles:
+    return KnownFiles(tmp_path / "known")
 
 
 @pytest.fixture

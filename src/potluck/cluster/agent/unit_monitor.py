@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -230,7 +229,6 @@ class UnitMonitor:
                 spec,
                 device,
                 trial,
-                kernel_release=os.uname().release,
                 cache=self._cache,
                 deadline_seconds=_TEST_SECONDS,
             )
@@ -257,11 +255,11 @@ class UnitMonitor:
 
     def _quarantine(self, found: _Found, reason: str) -> bool:
         """Add it to the quarantine; return whether that could be stored."""
-        quarantine_unit(*found, reason, kernel_release=os.uname().release, cache=self._cache)
+        quarantine_unit(*found, reason, cache=self._cache)
         return self._is_quarantined(found)
 
     def _is_quarantined(self, found: _Found) -> bool:
-        return is_unit_quarantined(*found, kernel_release=os.uname().release, cache=self._cache)
+        return is_unit_quarantined(*found, cache=self._cache)
 
     def _find(self, unit_id: UnitId) -> _Found | None:
         """Return the unit as it was tried."""

@@ -15,7 +15,14 @@ from potluck.store.blob import Blob
 from potluck.store.content_store import ContentStore
 from potluck.store.local_file import LocalFile
 from potluck.types.cluster import NodeId
-from potluck.types.content import DIGEST_BYTES, ChunkSource, FileContent, Manifest, SourceKind
+from potluck.types.content import (
+    DIGEST_BYTES,
+    ChunkSource,
+    FileContent,
+    Manifest,
+    SourceKind,
+    digest_at,
+)
 
 _places = itertools.count()
 
@@ -128,7 +135,7 @@ class SharedFile:
     def digest(self, chunk: int) -> bytes | None:
         """Return the digest that a chunk must have, as far as known."""
         if (everything := self.verified) is not None:
-            return everything[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
+            return digest_at(everything, chunk)
         for each in (self.blob, self.local):
             if each is not None and (known := each.digest(chunk)) is not None:
                 return known
@@ -143,9 +150,7 @@ class SharedFile:
     def expect(self, digests: bytes) -> None:
         """Set the digests according to another node."""
         for chunk in range(min(len(digests) // DIGEST_BYTES, self.content.num_chunks)):
-            self._known.setdefault(
-                chunk, digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
-            )
+            self._known.setdefault(chunk, digest_at(digests, chunk))
 
     def holds(self, chunk: int) -> bool:
         """Return whether a disk has a chunk."""

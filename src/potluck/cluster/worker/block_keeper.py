@@ -115,7 +115,6 @@ class DiskKeeper:
         self._queue: SimpleQueue[_Save | None] = SimpleQueue()
         self._queued: set[bytes] = set()
         self._queued_states: set[bytes] = set()
-        self._num_dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="blocks", daemon=True)
         self._thread.start()
 
@@ -123,13 +122,6 @@ class DiskKeeper:
     def num_queued(self) -> int:
         """Return the number of blocks and states to be written: at most ``most_queued + 1``."""
         return len(self._queued) + len(self._queued_states)
-
-    @property
-    def num_dropped(self) -> int:
-        """Return the number of blocks and states that were dropped because the disk was too
-        slow.
-        """
-        return self._num_dropped
 
     def save(self, blocks: Sequence[HashedBlock]) -> None:
         """See ``BlockKeeper``."""
@@ -139,8 +131,7 @@ class DiskKeeper:
         for each in blocks:
             if each.hash in self._queued or each.hash in store:
                 continue
-            if len(self._queued) >= self.most_queued:
-                self._num_dropped += 1
+            if len(self._queued) >= self.most_queued:  # the disk is too slow
                 continue
             (data,) = self._engine.read_blocks((each.block,))
             self._queued.add(each.hash)
@@ -155,7 +146,6 @@ class DiskKeeper:
             if each.hash in self._queued_states or each.hash in store:
                 continue
             if len(self._queued_states) >= MAX_QUEUED_STATES:
-                self._num_dropped += 1
                 continue
             (data,) = self._engine.read_states((each.state,))
             self._queued_states.add(each.hash)

@@ -27,7 +27,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ def default_block_folder(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/kv``, or below ``~/.cache``; None without a home
     directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "kv"
+    return cache_path(environ, "kv")
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.formats.packed import PackedLayout, PackedTensor
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 from potluck.types.quantities import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -61,8 +61,7 @@ def default_packed_folder(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/packed``, or the same under ``~/.cache``; None without a
     home directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "packed"
+    return cache_path(environ, "packed")
 
 
 class PackedCache:

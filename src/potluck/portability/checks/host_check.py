@@ -34,7 +34,6 @@ from potluck.portability.linking.file_findings import (
 from potluck.portability.linking.findings import LinkContext, link_findings
 from potluck.portability.linking.link import PYTHON, Link, Linker, Process
 from potluck.portability.linking.opened_libraries import opened_library_findings
-from potluck.portability.wheels.file import Distribution
 from potluck.portability.wheels.misnamed_files import misnamed_finding
 from potluck.portability.wheels.tags import install_finding
 
@@ -193,7 +192,8 @@ class HostCheck:
         refusal = None
         if distribution is not None:
             refusal = install_finding(distribution, self.host)
-            of_variant = list(self._variant_findings(distribution))
+            variant = distribution.variant
+            of_variant = [*variant_findings(variant, self.host, self._table)] if variant else []
             refusal = refusal or next(
                 (each for each in of_variant if each.severity is Severity.FATAL), None
             )
@@ -206,10 +206,6 @@ class HostCheck:
             files=files,
             features=features,
         )
-
-    def _variant_findings(self, distribution: Distribution) -> Iterator[Finding]:
-        if distribution.variant is not None:
-            yield from variant_findings(distribution.variant, self.host, self._table)
 
     def _files(self, wheel: PreparedWheel) -> Iterator[FileReport]:
         linkable = {each.path: each for each in wheel.needs.objects if self._is_linkable(each)}

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import mmap
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from potluck.errors import ElfError, NotLoadableError, WheelFileError
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
+from potluck.host.private_files import replace_file
 from potluck.portability.cuda.fat_binary import CudaNeeds, read_cuda_needs
 from potluck.portability.cuda.table import CudaTable, shipped_table
 from potluck.portability.elf.file import ElfFile
@@ -147,7 +147,7 @@ def _refuse(path: Path, broken: Sequence[BrokenObject]) -> None:
     )
 
 
-_FORMAT = 10
+_FORMAT = 11
 """Incremented whenever what is read, or how it is read, changes."""
 
 _MAX_FILES = 256
@@ -161,8 +161,7 @@ def default_needs_folder(environ: Mapping[str, str]) -> Path | None:
     Entries that are corrupt or of another version are ignored, and so are failures to write. A file
     is identified by its path, size and modification time, and is read again if one of them differs.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "wheel-needs"
+    return cache_path(environ, "wheel-needs")
 
 
 def cached_needs(path: Path, folder: Path | None) -> WheelNeeds:
@@ -171,13 +170,9 @@ def cached_needs(path: Path, folder: Path | None) -> WheelNeeds:
     """
     if folder is None or not path.is_file():
         return read_needs(path)
-    entry = folder / _key(path)
-    needs = _load(entry)
-    if needs is None:
-        needs = read_needs(path)
-        with contextlib.suppress(OSError):
-            _store(entry, needs)
-    return needs
+    status = path.stat()
+    known_by = os.fspath(path.resolve()), status.st_size, status.st_mtime_ns
+    return _cached(folder, known_by, lambda: read_needs(path))
 
 
 def needs_by_digest(
@@ -188,23 +183,20 @@ def needs_by_digest(
     """
     if folder is None or not sha256:
         return read()
-    entry = folder / _digest(filename, sha256)
+    return _cached(folder, (filename, sha256), read)
+
+
+def _cached(
+    folder: Path, known_by: tuple[str | int, ...], read: Callable[[], WheelNeeds]
+) -> WheelNeeds:
+    data = repr((_FORMAT, __version__, *known_by)).encode()
+    entry = folder / hashlib.blake2b(data, digest_size=16).hexdigest()
     needs = _load(entry)
     if needs is None:
         needs = read()
         with contextlib.suppress(OSError):
             _store(entry, needs)
     return needs
-
-
-def _key(path: Path) -> str:
-    status = path.stat()
-    return _digest(os.fspath(path.resolve()), status.st_size, status.st_mtime_ns)
-
-
-def _digest(*known_by: str | int) -> str:
-    data = repr((_FORMAT, __version__, *known_by)).encode()
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _load(entry: Path) -> WheelNeeds | None:
@@ -219,14 +211,7 @@ def _load(entry: Path) -> WheelNeeds | None:
 def _store(entry: Path, needs: WheelNeeds) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     data = zlib.compress(msgspec.msgpack.encode(needs), 1)
-    with tempfile.NamedTemporaryFile(dir=entry.parent, prefix=".draft-", delete=False) as draft:
-        try:
-            draft.write(data)
-            draft.flush()
-            Path(draft.name).replace(entry)
-        except OSError:
-            Path(draft.name).unlink(missing_ok=True)
-            raise
+    replace_file(entry, data, is_durable=False)
     _forget_oldest(entry.parent)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from packaging.tags import Tag, parse_tag
+from packaging.tags import parse_tag
 
 from potluck.portability.checks.needs import WheelNeeds
 from potluck.portability.features.findings import Build
@@ -45,7 +45,8 @@ class PreparedWheel:
         self.links: Memory[Mapping[str, Link]] = Memory(_MAX_SYSTEMS)
         self.minima = tuple(self._minima())
         self.promise = self._promise()
-        self._tags = tuple(_parsed(distribution.tags)) if distribution else ()
+        tags = distribution.tags if distribution else ()
+        self._tags = tuple(tag for each in tags for tag in parse_tag(each))
         self._required: dict[tuple[str, HostPython | None], tuple[str, ...]] = {}
         self._abi: dict[HostPython | None, Mapping[str, tuple[Finding, ...]]] = {}
 
@@ -76,7 +77,7 @@ class PreparedWheel:
                 name
                 for each in self.tree
                 if each.machine == machine
-                for name in each.elf.needed
+                for name in each.needed
                 if provider_of(name, each.search_folders, required)
             }
             found = minimum(self.tree, machine, brought=brought)
@@ -87,8 +88,3 @@ class PreparedWheel:
         promised = promised_glibc(self.needs.distribution) if self.needs.distribution else None
         kept = {promise(promised, each) for each in self.minima}
         return next((each for each in Promise if each in kept), Promise.NONE)
-
-
-def _parsed(tags: Iterable[str]) -> Iterator[Tag]:
-    for tag in tags:
-        yield from parse_tag(tag)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from potluck.portability.finding import Finding, Severity, Verdict, verdict_of
@@ -49,17 +48,14 @@ class HostReport:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All findings about its contents without duplicates, fatal ones first."""
-        found = dict.fromkeys((*self._of_files(), *self.features))
+        of_files = (finding for each in self.files for finding in each.findings)
+        found = dict.fromkeys((*of_files, *self.features))
         return tuple(sorted(found, key=lambda each: list(Severity).index(each.severity)))
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on its contents, whether or not it can be installed."""
         return verdict_of(self.findings)
-
-    def _of_files(self) -> Iterator[Finding]:
-        for each in self.files:
-            yield from each.findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,6 @@ _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
 
 _MAGIC_BYTES = re.compile(re.escape(struct.pack("<I", MAGIC)))
 
-FLAG_LZ4 = 0x2000
-FLAG_ZSTD = 0x8000
-_COMPRESSED = 0x1000 | FLAG_LZ4 | FLAG_ZSTD
-"""Bit 12 is an older form of bit 13, both of LZ4's kind; bit 15 is Zstandard's."""
-
 MAX_ENTRIES = 1 << 18
 """More than any known library has: cuBLASLt of CUDA 13 has 5,424, the most of those examined."""
 
@@ -74,7 +69,6 @@ class GpuCode:
     kind: CodeKind
     capability: tuple[int, int]
     version: tuple[int, int]
-    is_compressed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +146,6 @@ def _entries(view: memoryview, begin: int, end: int, at_most: int) -> Iterator[G
             kind=_KINDS.get(kind, CodeKind.OTHER),
             capability=divmod(architecture, 10),
             version=(major, minor),
-            is_compressed=bool(fields[11] & _COMPRESSED),
         )
 
 
@@ -228,14 +221,11 @@ def _compiler(data: ElfData) -> tuple[Numbers, str]:
 
 def _written(modules: tuple[GpuModule, ...], table: CudaTable) -> Iterator[tuple[Numbers, str]]:
     """Return the version of the PTX in it."""
-    versions = {code.version for module in modules for code in module.codes if _is_ptx(code)}
+    codes = (code for module in modules for code in module.codes)
+    versions = {code.version for code in codes if code.kind is CodeKind.PTX}
     for version in versions:
         if cuda := table.cuda_of_ptx(version):
             yield cuda, f"its PTX is of version {dotted(version)}"
-
-
-def _is_ptx(code: GpuCode) -> bool:
-    return code.kind is CodeKind.PTX
 
 
 def _linked(library: str) -> tuple[Numbers, str]:

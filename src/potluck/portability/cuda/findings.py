@@ -98,14 +98,8 @@ def _arm_target(modules: Iterable[GpuModule], table: CudaTable) -> ArmTarget | N
     return ArmTarget.JETSON if of_jetson else ArmTarget.SERVERS
 
 
-def other_target_finding(
-    needs: CudaNeeds,
-    host: Host,
-    table: CudaTable,
-    *,
-    file: str,
-    cuda: tuple[int, int] | None,
-    is_tegra: bool,
+def _other_target_finding(
+    needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
 ) -> Finding | None:
     """Return the finding about GPU code for servers on a Jetson, or for Jetson on a host with other
     GPUs; None if the code is for this host, or if that is unknown.
@@ -123,11 +117,12 @@ def other_target_finding(
         return None
     release = host.tegra_release or ()
     # An IGX board may have a discrete GPU, too, which runs code for servers.
-    is_jetson = is_tegra and all(map(table.is_tegra, _capabilities(host)))
+    has_tegra = is_tegra(host, table)
+    is_jetson = has_tegra and all(map(table.is_tegra, _capabilities(host)))
     if is_jetson and target is ArmTarget.SERVERS and table.has_own_arm_builds(release, cuda):
         difference = "is a Jetson, but this file's GPU code was built for ARM servers (SBSA)"
         fix = _jetson_fix(host, table)
-    elif not is_tegra and target is ArmTarget.JETSON and _capabilities(host):
+    elif not has_tegra and target is ArmTarget.JETSON and _capabilities(host):
         difference = "is not a Jetson, but this file's GPU code was built for Jetson (L4T)"
         fix = "use the build for ARM servers (SBSA), or build it from source"
     else:
@@ -139,7 +134,7 @@ def other_target_finding(
         severity=Severity.LIKELY if is_compiled else Severity.LIMIT,
         message=f"{host.name} {difference}: it has {code_names(needs.modules)}",
         file=file,
-        feature="CUDA",
+        feature=FEATURE,
         fix=fix,
     )
 
@@ -177,12 +172,8 @@ def _jetson_fix(host: Host, table: CudaTable) -> str:
 
 def cuda_findings(
     needs: CudaNeeds, host: Host, table: CudaTable, *, file: str
-) -> tuple[Finding, ...]:
-    """Return what GPU code the library ``file`` has, and what keeps it from running on ``host``."""
-    return tuple(_findings(needs, host, table, file))
-
-
-def _findings(needs: CudaNeeds, host: Host, table: CudaTable, file: str) -> Iterator[Finding]:
+) -> Iterator[Finding]:
+    """Yield what GPU code the library ``file`` has, and what keeps it from running on ``host``."""
     if needs.toolkit or needs.modules:
         yield Finding(
             code="cuda-build",
@@ -264,8 +255,7 @@ def is_tegra(host: Host, table: CudaTable) -> bool:
     """Return whether the host is a Jetson, or another Tegra."""
     if host.tegra_release is not None:
         return True
-    capabilities = [gpu.compute_capability for gpu in host.gpus if gpu.compute_capability]
-    return any(map(table.is_tegra, capabilities))
+    return any(map(table.is_tegra, _capabilities(host)))
 
 
 def _driver_findings(
@@ -364,9 +354,7 @@ def _install_driver(needs: CudaNeeds, table: CudaTable) -> str:
 def _code_findings(
     needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
-    other = other_target_finding(
-        needs, host, table, file=file, cuda=cuda, is_tegra=is_tegra(host, table)
-    )
+    other = _other_target_finding(needs, host, table, file, cuda)
     if other is not None:
         yield other
         return

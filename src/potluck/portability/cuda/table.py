@@ -14,7 +14,7 @@ Numbers = tuple[int, ...]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The source of a row; ``read`` says which copy of it was used."""
+    """The source of a row or a rule; ``read`` says which copy of it was used."""
 
     title: str
     url: str

@@ -78,7 +78,7 @@ class StringTable:
         if end < 0:
             raise ElfError(f"its string table ends before the end of the name at {offset}")
         self._take(end - start)
-        return _decoded(bytes(self._data[start:end]))
+        return bytes(self._data[start:end]).decode("utf-8", "backslashreplace")
 
     def texts(self, offsets: npt.NDArray[np.int64]) -> Iterator[str]:
         """Return the names at ``offsets``. Raise ``ElfError`` if there is none."""
@@ -90,10 +90,6 @@ class StringTable:
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
             raise ElfError(f"its names take more than {MAX_NAME_BYTES} bytes")
-
-
-def _decoded(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

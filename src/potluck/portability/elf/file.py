@@ -30,7 +30,6 @@ class UndefinedSymbol:
     version: str = ""
     library: str = ""
     is_weak: bool = False
-    is_function: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from potluck.portability.elf.sections import read_sections
 
 _NT_GNU_PROPERTY_TYPE_0 = 5
 _X86_ISA_1_NEEDED = 0xC0008002
-_X86_ISA_1_USED = 0xC0010002
 _MAX_NOTE_BYTES = 2**20
 """Bytes read from the start of a segment, where linkers put properties, which take about 100."""
 
@@ -106,24 +105,14 @@ class _Reader:
         return found + 1 if found >= 0 else end
 
 
-def x86_levels(image: ElfImage) -> tuple[str, str]:
-    """Return the x86-64 levels (``x86-64-v3``) that the file needs, and those that anything in it
-    uses; empty if it does not declare any. glibc 2.33 and later refuse a file on CPUs below the
-    level that it needs.
-
-    Code for the used levels may be selected at run time.
+def x86_level(image: ElfImage) -> str:
+    """Return the x86-64 level (``x86-64-v3``) that the file needs; empty if it does not declare
+    any. glibc 2.33 and later refuse a file on CPUs below that level.
     """
     if image.header.machine_number not in (EM_386, EM_X86_64):
-        return "", ""
-    properties = _properties(image)
-    return (
-        _level(properties.get(_X86_ISA_1_NEEDED, 0)),
-        _level(properties.get(_X86_ISA_1_USED, 0)),
-    )
-
-
-def _level(bits: int) -> str:
-    """Bit 0 is the baseline, bit 1 stands for x86-64-v2 …"""
+        return ""
+    bits = _properties(image).get(_X86_ISA_1_NEEDED, 0)
+    # Bit 0 is the baseline, bit 1 stands for x86-64-v2 …
     return f"x86-64-v{bits.bit_length()}" if bits else ""
 
 

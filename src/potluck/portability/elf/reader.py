@@ -36,7 +36,7 @@ from potluck.portability.elf.image import (
     open_image,
 )
 from potluck.portability.elf.machines import EM_386, EM_X86_64
-from potluck.portability.elf.notes import x86_levels
+from potluck.portability.elf.notes import x86_level
 from potluck.portability.elf.symbols import read_symbols
 
 _MAX_PATH_BYTES = 4096
@@ -58,7 +58,7 @@ def read_elf(data: ElfData) -> ElfFile:
     symbols = read_symbols(image, dynamic, versions)
     is_rpath = DT_RUNPATH not in dynamic.entries
     search_path = dynamic.text(DT_RPATH if is_rpath else DT_RUNPATH)
-    needed_level, _ = x86_levels(image)
+    level = x86_level(image)
     return ElfFile(
         machine=image.header.machine,
         soname=dynamic.text(DT_SONAME),
@@ -70,7 +70,7 @@ def read_elf(data: ElfData) -> ElfFile:
         version_definitions=versions.definitions,
         undefined=symbols.undefined,
         defined=symbols.defined,
-        features=(needed_level,) if needed_level else (),
+        features=(level,) if level else (),
         max_page_bytes=_max_page_bytes(image),
         mappable_page_bytes=_mappable_page_bytes(image),
         needs_executable_stack=_needs_executable_stack(image),

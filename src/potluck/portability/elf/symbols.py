@@ -45,7 +45,7 @@ from potluck.portability.elf.dynamic import (
 )
 from potluck.portability.elf.file import UndefinedSymbol
 from potluck.portability.elf.image import ElfImage, Table
-from potluck.portability.elf.machines import EM_MIPS
+from potluck.portability.elf.machines import EM_ALPHA, EM_MIPS, EM_S390
 
 MAX_SYMBOLS = 2**20
 """Limit per file. libtorch_cpu.so of PyTorch 2.13 has 75,000; the maximum, with names of 100 bytes,
@@ -61,7 +61,7 @@ _FOUND_TYPES = (0, 1, _STT_FUNC, 5, _STT_TLS, _STT_GNU_IFUNC)
 _VISIBLE = (0, 3)
 """STV_DEFAULT and STV_PROTECTED; the others bind within the object."""
 
-_SYMBOL_FIELDS = {
+SYMBOL_FIELDS = {
     False: {
         "name": "u4",
         "value": "u4",
@@ -79,11 +79,14 @@ _SYMBOL_FIELDS = {
         "size": "u8",
     },
 }
+"""The fields of a symbol, in 32-bit and in 64-bit files."""
+
 _CHAIN_WORDS = 2**10
 _RELOCATIONS_AT_ONCE = 2**17
 """Symbols per batch: a copy of the millions in a large library would take 24 bytes each."""
 
-_WIDE_HASH_MACHINES = (22, 0x9026)  # s390x and Alpha: DT_HASH has words of 8 bytes
+_WIDE_HASH_MACHINES = (EM_S390, EM_ALPHA)
+"""In their 64-bit files, DT_HASH has words of 8 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,7 @@ class Symbols:
 def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbols:
     """Return the symbols of both kinds. Raise ``ElfError`` if a table is malformed."""
     first_found, end_found = _hashed(image, dynamic)
-    is_referenced, called = _find_references(image, dynamic, end_found)
+    is_referenced = _find_references(image, dynamic, end_found)
     count = max(end_found, len(is_referenced))
     if not count:
         return Symbols(undefined=(), defined=DefinedSymbols())
@@ -110,8 +113,6 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
         names=dynamic.strings.texts(table["name"][rows].astype(np.int64)),
         versions=_versions_of(indexes[rows], versions),
         is_weak=(table["info"] >> 4)[rows] == _STB_WEAK,
-        is_function=np.isin((table["info"] & 0xF)[rows], (_STT_FUNC, _STT_GNU_IFUNC))
-        | np.isin(np.flatnonzero(rows), called),
     )
     rows = _defined_rows(table)
     rows[:first_found] = False
@@ -127,7 +128,7 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
 
 
 def _table(image: ElfImage, dynamic: Dynamic, count: int) -> Table:
-    record = image.header.record(**_SYMBOL_FIELDS[image.header.is_64_bit])
+    record = image.header.record(**SYMBOL_FIELDS[image.header.is_64_bit])
     if dynamic.entries.get(DT_SYMENT, record.itemsize) != record.itemsize:
         raise ElfError(f"the size of its symbol table entries is not {record.itemsize} bytes")
     what = "the table of symbols"
@@ -174,22 +175,12 @@ def _versions_of(indexes: npt.NDArray[np.uint16], versions: Versions) -> list[Sy
 
 
 def _undefined(
-    *,
-    names: Iterable[str],
-    versions: Iterable[SymbolVersion],
-    is_weak: npt.NDArray[np.bool_],
-    is_function: npt.NDArray[np.bool_],
+    *, names: Iterable[str], versions: Iterable[SymbolVersion], is_weak: npt.NDArray[np.bool_]
 ) -> tuple[UndefinedSymbol, ...]:
-    columns = zip(names, versions, is_weak.tolist(), is_function.tolist(), strict=True)
+    columns = zip(names, versions, is_weak.tolist(), strict=True)
     return tuple(
-        UndefinedSymbol(
-            name=name,
-            version=need.version,
-            library=need.library,
-            is_weak=weak,
-            is_function=function,
-        )
-        for name, need, weak, function in columns
+        UndefinedSymbol(name=name, version=need.version, library=need.library, is_weak=weak)
+        for name, need, weak in columns
     )
 
 
@@ -245,16 +236,13 @@ def _gnu_hashed(image: ElfImage, address: int) -> tuple[int, int]:
     raise ElfError(f"{what} has an unterminated chain")
 
 
-def _find_references(
-    image: ElfImage, dynamic: Dynamic, end_found: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return whether a relocation refers to each symbol, by index, up to the last one referred to;
-    and the indexes of those that the procedure linkage table calls.
+def _find_references(image: ElfImage, dynamic: Dynamic, end_found: int) -> npt.NDArray[np.bool_]:
+    """Return whether a relocation refers to each symbol, by index, up to the last one referred to.
 
     MIPS has no relocations for its global offset table, so all symbols count there.
     """
     if image.header.machine_number == EM_MIPS:
-        return np.ones(end_found, np.bool_), np.zeros(0, np.int64)
+        return np.ones(end_found, np.bool_)
     entries = dynamic.entries
     tables = [
         _relocated(image, entries.get(address, 0), entries.get(size, 0), has_addend=has_addend)
@@ -270,7 +258,7 @@ def _find_references(
     is_referenced = np.zeros(count, np.bool_)
     for table in tables:
         is_referenced[table] = True
-    return is_referenced, tables[-1]
+    return is_referenced
 
 
 def _relocated(

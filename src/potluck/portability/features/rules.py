@@ -53,17 +53,10 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from potluck.portability.cuda.table import Document
 from potluck.portability.finding import Severity
 
 PLACEHOLDERS = frozenset({"version", "toolkit", "driver", "cuda", "gpus", "missing"})
-
-
-class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The source of a rule; ``read`` says which copy of it was used."""
-
-    title: str
-    url: str
-    read: str
 
 
 class ReturnCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

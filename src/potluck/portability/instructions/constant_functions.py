@@ -24,6 +24,7 @@ from potluck.errors import ElfError
 from potluck.portability.elf.image import ElfData, ElfHeader, ElfImage, Table, open_image
 from potluck.portability.elf.machines import EM_AARCH64, EM_X86_64
 from potluck.portability.elf.sections import read_sections
+from potluck.portability.elf.symbols import SYMBOL_FIELDS
 
 _LONGEST = 32
 """Number of bytes that are examined: the longest form below has 19."""
@@ -47,16 +48,6 @@ _AARCH64_MOVE_MASK = 0xFF80001F
 _AARCH64_MOVN_W0 = 0x12800000
 _AARCH64_MOVZ_W0 = 0x52800000
 _AARCH64_MOVK_W0 = 0x72800000
-
-_SYMBOL_FIELDS = {
-    "name": "u4",
-    "info": "u1",
-    "other": "u1",
-    "shndx": "u2",
-    "value": "u8",
-    "size": "u8",
-}
-"""Structures of 64-bit files."""
 
 
 def constant_results(data: ElfData, names: Iterable[str]) -> dict[str, int]:
@@ -87,9 +78,9 @@ class _SymbolTables:
         """Return empty tables if there are none, or if the file has 32 bits."""
         copies = {each.name: each for each in reversed(read_sections(image))}
         symbols, names = copies.get(".dynsym"), copies.get(".dynstr")
+        record = image.header.record(**SYMBOL_FIELDS[True])
         if symbols is None or names is None or not image.header.is_64_bit:
-            return cls(symbols=np.zeros(0, dtype=image.header.record(**_SYMBOL_FIELDS)), names=b"")
-        record = image.header.record(**_SYMBOL_FIELDS)
+            return cls(symbols=np.zeros(0, dtype=record), names=b"")
         count = symbols.num_bytes // record.itemsize
         return cls(
             symbols=image.table(record, symbols.offset, count, "the dynamic symbols"),

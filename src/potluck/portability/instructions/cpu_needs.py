@@ -29,7 +29,7 @@ from potluck.portability.elf.notes import (
     DIV_USE,
     FP_ARCH,
     arm_attributes,
-    x86_levels,
+    x86_level,
 )
 from potluck.portability.elf.sections import code_ranges
 from potluck.portability.finding import Finding, Severity
@@ -113,15 +113,14 @@ def _instructions() -> Mapping[str, tuple[_Instruction, ...]]:
 class CpuNeeds:
     """``level`` is what the file says that it needs (``x86-64-v3``, ``armv7-a``), empty if unknown,
     and ``flags`` are the same as flags of ``/proc/cpuinfo``. ``code_flags`` are those that its code
-    needs without saying so. ``used_level`` and ``used_flags`` are what anything in it uses beyond
-    that, perhaps after checking the CPU. ``variant_flags`` follow from its name
-    (``libfoo_avx2.so``): programs are expected to open such a file only on a CPU that has them.
+    needs without saying so. ``used_flags`` are what anything in it uses beyond that, perhaps after
+    checking the CPU. ``variant_flags`` follow from its name (``libfoo_avx2.so``): programs are
+    expected to open such a file only on a CPU that has them.
     """
 
     level: str = ""
     flags: frozenset[str] = frozenset()
     code_flags: frozenset[str] = frozenset()
-    used_level: str = ""
     used_flags: frozenset[str] = frozenset()
     variant_flags: frozenset[str] = frozenset()
 
@@ -141,14 +140,13 @@ def cpu_needs(elf: ElfFile, data: ElfData, *, path: str = "") -> CpuNeeds:
     if machine == EM_ARM:
         level, flags = _arm_needs(image)
         return CpuNeeds(level=level, flags=flags, variant_flags=named)
-    level, used_level = x86_levels(image)
+    level = x86_level(image)
     flags = level_flags().get(level, frozenset())
     code = x86_code(image, (each.name for each in elf.undefined))
     return CpuNeeds(
         level=level,
         flags=flags,
         code_flags=code.needed,
-        used_level=used_level,
         # Code for CPUs beyond this level is always selected at run time.
         used_flags=code.used & level_flags()["x86-64-v3"],
         variant_flags=named,

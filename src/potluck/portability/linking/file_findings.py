@@ -29,12 +29,8 @@ _dl_tls_static_surplus_init with the tunables' defaults; a constant of the same 
 """
 
 
-def mapping_findings(path: str, elf: ElfFile, host: Host) -> tuple[Finding, ...]:
-    """Return why ``host`` would not map the file at ``path``, which is for its machine."""
-    return tuple(_findings(path, elf, host))
-
-
-def _findings(path: str, elf: ElfFile, host: Host) -> Iterator[Finding]:
+def mapping_findings(path: str, elf: ElfFile, host: Host) -> Iterator[Finding]:
+    """Yield why ``host`` would not map the file at ``path``, which is for its machine."""
     is_opened = not elf.interpreter or bool(elf.soname)
     is_declared = host.libc == "glibc" and host.libc_version < _NO_DECLARED_ALIGNMENT
     page_bytes = elf.max_page_bytes if is_declared else elf.mappable_page_bytes

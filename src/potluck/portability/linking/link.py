@@ -178,22 +178,22 @@ class _Opening:
         self._host = host
         self._tree = tree
         self._names: dict[str, TreeObject | HostLibrary] = {each.soname: each for each in before}
-        if root.elf.soname:
-            self._names.setdefault(root.elf.soname, root)
+        if root.soname:
+            self._names.setdefault(root.soname, root)
         self._seen = {id(root), *(id(each) for each in before)}
 
     def map_all(self) -> None:
         """Map what the root needs, recursively, breadth first."""
         queue = [_Mapped(self.root, None)]
         for mapped in queue:
-            for name in _needed(mapped.item):
+            for name in mapped.item.needed:
                 if name in self._names or name in self.presumed or name in self.absent:
                     continue
                 found = self._search(name, mapped) or self._without(name, mapped)
                 if found is None:
                     continue
                 self._names[name] = found
-                self._names.setdefault(_soname(found) or name, found)
+                self._names.setdefault(found.soname or name, found)
                 if id(found) in self._seen:
                     continue
                 self._seen.add(id(found))
@@ -328,14 +328,6 @@ class _Binding:
                 memory.absent.add(number)
         memory.looked_up |= numbers
         return numbers & memory.absent
-
-
-def _needed(item: TreeObject | HostLibrary) -> tuple[str, ...]:
-    return item.elf.needed if isinstance(item, TreeObject) else item.needed
-
-
-def _soname(item: TreeObject | HostLibrary) -> str:
-    return item.elf.soname if isinstance(item, TreeObject) else item.soname
 
 
 def _folders(mapped: _Mapped) -> Iterator[str]:

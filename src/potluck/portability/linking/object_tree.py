@@ -90,7 +90,7 @@ class ObjectTree:
     def _by_name(self) -> Mapping[str, list[TreeObject]]:
         found: dict[str, list[TreeObject]] = defaultdict(list)
         for each in self._objects.values():
-            names = {posixpath.basename(each.path), each.elf.soname}
+            names = {posixpath.basename(each.path), each.soname}
             for name in names - {""}:
                 found[name].append(each)
         for link, target in self._links.items():
@@ -118,6 +118,8 @@ class TreeObject:
         self.path = path
         self.elf = elf
         self.machine = elf.machine
+        self.soname = elf.soname
+        self.needed = elf.needed
         self.is_executable = bool(elf.interpreter) and not elf.soname
         self.search_folders = tuple(_folders(elf.search_path, posixpath.dirname(path)))
         self.required = frozenset(

@@ -233,7 +233,7 @@ def provider_of(library: str, sought: Sequence[str], required: Iterable[str]) ->
 
 def known_providers(library: str) -> tuple[str, ...]:
     """Return the distributions on PyPI that ``providers.toml`` lists for a library."""
-    return tuple(sorted(_listed_providers().get(library.partition(".so")[0], ())))
+    return tuple(sorted(_listed_providers().get(_stem(library), ())))
 
 
 def _of_folder(folder: str, names: Iterable[str]) -> str:
@@ -258,7 +258,7 @@ def _named_part(library: str, name: str) -> str:
     ``cublas`` for ``libcublasLt.so.12``, ``torch`` for ``libtorch_python.so``, none for
     ``libtorchaudio.so``. Empty if there is none.
     """
-    stem = library.partition(".so")[0].removeprefix("lib")
+    stem = _stem(library).removeprefix("lib")
     parts = {name, *name.split("-")} - _SHARED_PARTS
     found = [each for part in parts if _begins_with(stem, each := part.removeprefix("lib"))]
     return max(found, key=len, default="")
@@ -274,7 +274,7 @@ def _begins_with(stem: str, part: str) -> bool:
 
 
 def _is_listed(library: str, name: str) -> bool:
-    stem = library.partition(".so")[0]
+    stem = _stem(library)
     return _CUDA_SUFFIX.sub("", name) in _listed_providers().get(stem, ())
 
 

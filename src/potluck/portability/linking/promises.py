@@ -172,6 +172,6 @@ def promise(promised: Glibc | None, needed: Minimum) -> Promise:
 def _outer_libraries(tree: ObjectTree, objects: Iterable[TreeObject]) -> Iterator[str]:
     """Return the needed libraries that are not in the tree."""
     for each in objects:
-        for name in each.elf.needed:
+        for name in each.needed:
             if tree.named(name, each.machine) is None:
                 yield name

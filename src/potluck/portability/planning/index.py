@@ -7,7 +7,7 @@ import hashlib
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from potluck.errors import UsageError
+from potluck.errors import UsageError, WheelDownloadError
 from potluck.portability.wheels.variants import split_label
 
 _VARIANTS_SUFFIX = "-variants.json"
@@ -50,6 +50,18 @@ class IndexFile:
     def is_wheel(self) -> bool:
         """Whether it is a wheel; anything else has to be built first."""
         return self.filename.endswith(".whl")
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of a wheel; empty for other files."""
+        parsed = parse_filename(self.filename)
+        return () if parsed is None else parsed.tags
+
+    @property
+    def label(self) -> str:
+        """The label of a variant; empty for other files."""
+        parsed = parse_filename(self.filename)
+        return "" if parsed is None else parsed.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +201,8 @@ class WithLocalWheels:
         local = self._paths.get(file.url)
         if local is None:
             self._index.fetch(file, path, most_bytes=most_bytes)
+        elif most_bytes is not None and local.stat().st_size > most_bytes:
+            raise WheelDownloadError(f"{local} has more than {most_bytes} bytes")
         else:
             shutil.copyfile(local, path)
 
@@ -303,10 +317,9 @@ def _releases(files: Iterable[IndexFile]) -> tuple[Release, ...]:
 
 
 def _without_yanked(release: Release) -> Release:
-    return Release(
-        version=release.version,
+    return replace(
+        release,
         wheels=tuple(each for each in release.wheels if not each.is_yanked),
         sources=tuple(each for each in release.sources if not each.is_yanked),
         variants=tuple(each for each in release.variants if not each.is_yanked),
-        variants_file=release.variants_file,
     )

@@ -21,7 +21,6 @@ from potluck.portability.planning.release_variants import (
     HostVariants,
     VariantFacts,
     VariantReader,
-    label_of,
 )
 from potluck.portability.planning.target import Target
 from potluck.portability.planning.wheel_reader import WheelReader
@@ -193,4 +192,4 @@ def _incompatibility(finding: Finding) -> Incompatibility:
 
 
 def _labelled(wheels: Iterable[IndexFile], label: str) -> list[IndexFile]:
-    return [each for each in wheels if label_of(each) == label]
+    return [each for each in wheels if each.label == label]

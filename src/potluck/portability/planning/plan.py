@@ -12,7 +12,7 @@ from typing import Literal
 from potluck.errors import UsageError
 from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.judge import LostFeature
-from potluck.portability.planning.release_variants import UnusedVariant, label_of
+from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import Target
 
 
@@ -33,7 +33,7 @@ class PlannedWheel:
     @property
     def label(self) -> str:
         """Which variant of the wheel it is; empty if it is none."""
-        return label_of(self.file)
+        return self.file.label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

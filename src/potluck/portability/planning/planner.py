@@ -19,13 +19,12 @@ from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.problems import Explainer
 from potluck.portability.planning.provider import Choice, UnresolvableError, resolve
-from potluck.portability.planning.release_variants import UnusedVariant, label_of
+from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import (
     Target,
-    Want,
+    all_wants,
     parse_requirements,
     target_of,
-    wants_of,
 )
 from potluck.portability.planning.wheel_reader import WheelReader
 
@@ -131,7 +130,7 @@ class Planner:
     def _for(
         self, requirements: Sequence[Requirement], targets: Sequence[Target]
     ) -> tuple[HostPlan, ...]:
-        wants = _wants(requirements, targets)
+        wants = all_wants(requirements, targets)
         choices = resolve(wants, self.judge, self._releases, self._rejections)
         return tuple(
             HostPlan(host=each.name, wheels=tuple(self._wheels(choices, each.name)))
@@ -155,15 +154,11 @@ class Planner:
         for release in self._releases.of(choice.name):
             if release.version == choice.version:
                 unused = self.judge.variants(release, host).unused
-                chosen = label_of(choice.files[host])
+                chosen = choice.files[host].label
                 yield from (each for each in unused if not each.is_certain and each.label != chosen)
 
     def _explainer(self) -> Explainer:
         return Explainer(self.judge, self._releases, self._rejections)
-
-
-def _wants(requirements: Iterable[Requirement], targets: Sequence[Target]) -> list[Want]:
-    return [want for each in requirements for want in wants_of(each, targets)]
 
 
 def _costs(shared: Iterable[HostPlan], own: Iterable[HostPlan]) -> Iterator[Cost]:

@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.plan import Nearest, Problem, Reason
 from potluck.portability.planning.provider import UNUSABLE, UnresolvableError, resolve
 from potluck.portability.planning.refusals import PYTHON_KINDS
-from potluck.portability.planning.target import Target, Want, target_of, wants_of
+from potluck.portability.planning.target import Target, Want, all_wants, target_of
 
 Item = TypeVar("Item")
 
@@ -113,12 +114,12 @@ def _read(path: Path) -> tuple[list[str], dict[str, Any]]:
 def _members(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
-            for info in _first(archive.infolist()):
+            for info in islice(archive.infolist(), _MAX_FILES):
                 yield info.filename, lambda info=info: _head(archive.open(info))
         return
     with tarfile.open(path, "r:*") as tar:
         expanded = 0
-        for member in _first(tar):
+        for member in islice(tar, _MAX_FILES):
             expanded += member.size
             if expanded > _MAX_EXPANDED_BYTES:
                 raise WheelFileError(path.name, "it expands to more than 2 GiB")
@@ -130,13 +131,6 @@ def _head(file: Any) -> bytes:
     with file:
         data: bytes = file.read(_MAX_TOML_BYTES)
         return data
-
-
-def _first(members: Iterable[Any]) -> Iterator[Any]:
-    for number, member in enumerate(members):
-        if number >= _MAX_FILES:
-            return
-        yield member
 
 
 class NearestFinder:
@@ -187,6 +181,11 @@ class NearestFinder:
             return ""
         return next((str(each.version) for each in choices if each.name == package), "")
 
+    def _version_on(self, target: Target, requirements: Iterable[Requirement], package: str) -> str:
+        """Return the version that fits another target; empty if there is none."""
+        judge = self._judge.on_targets([target])
+        return self._version(all_wants(requirements, [target]), judge, package)
+
     def _other_python(
         self, package: str, target: Target, requirements: Iterable[Requirement]
     ) -> Iterator[Nearest]:
@@ -194,9 +193,7 @@ class NearestFinder:
         for minor in range(target.python.version[1] + 1, _NEWEST_MINOR + 1):
             python = HostPython(implementation="cpython", version=(3, minor))
             other = target_of(replace(target.host, python=python), python)
-            judge = self._judge.on_targets([other])
-            wants = [want for each in requirements for want in wants_of(each, [other])]
-            version = self._version(wants, judge, package)
+            version = self._version_on(other, requirements, package)
             if version:
                 yield Nearest(
                     kind="python",
@@ -216,9 +213,7 @@ class NearestFinder:
         host = target.host
         more = replace(host, other_libraries=host.other_libraries | libraries)
         other = target_of(more, target.python)
-        judge = self._judge.on_targets([other])
-        wants = [want for each in requirements for want in wants_of(each, [other])]
-        version = self._version(wants, judge, package)
+        version = self._version_on(other, requirements, package)
         if version:
             names = ", ".join(sorted(libraries))
             yield Nearest(
@@ -285,7 +280,7 @@ class Explainer:
         self, requirements: Sequence[Requirement], targets: Sequence[Target]
     ) -> tuple[Want, ...] | None:
         """Return why these requirements cannot be satisfied; None if they can."""
-        wants = [want for each in requirements for want in wants_of(each, targets)]
+        wants = all_wants(requirements, targets)
         try:
             resolve(wants, self._judge, self._releases, self._rejections)
         except UnresolvableError as error:

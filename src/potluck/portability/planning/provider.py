@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -258,13 +258,7 @@ def _merge(wants: dict[tuple[str, str, str], Want], want: Want) -> None:
     key = want.name, want.extra, str(want.specifier)
     other = wants.get(key)
     hosts = want.hosts if other is None else want.hosts | other.hosts
-    wants[key] = Want(
-        name=want.name,
-        extra=want.extra,
-        specifier=want.specifier,
-        hosts=hosts,
-        parent=want.parent,
-    )
+    wants[key] = replace(want, hosts=hosts)
 
 
 _MAX_ROUNDS = 20_000
@@ -285,10 +279,9 @@ class Choice:
 class UnresolvableError(PotluckError):
     """There is no solution. ``causes`` are the conflicting requirements."""
 
-    def __init__(self, causes: Sequence[Want], *, is_too_deep: bool = False) -> None:
+    def __init__(self, causes: Sequence[Want]) -> None:
         super().__init__(f"no versions satisfy {', '.join(map(str, causes))}")
         self.causes = tuple(causes)
-        self.is_too_deep = is_too_deep
 
 
 def resolve(
@@ -307,7 +300,7 @@ def resolve(
     except ResolutionImpossible as error:
         raise UnresolvableError([each.requirement for each in error.causes]) from None
     except ResolutionTooDeep:
-        raise UnresolvableError(wants, is_too_deep=True) from None
+        raise UnresolvableError(wants) from None
     return _choices(wants, result.mapping, provider)
 
 
@@ -332,16 +325,8 @@ def _choices(
         of_hosts = dict(candidate.files)
         files.setdefault(want.name, {}).update((host, of_hosts[host]) for host in sorted(new))
         for each in provider.dependencies(candidate):
-            if each.hosts & new:
-                queue.append(
-                    Want(
-                        name=each.name,
-                        extra=each.extra,
-                        specifier=each.specifier,
-                        hosts=each.hosts & new,
-                        parent=each.parent,
-                    )
-                )
+            if hosts := each.hosts & new:
+                queue.append(replace(each, hosts=hosts))
     return tuple(
         Choice(
             name=name,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from potluck.portability.planning.index import Incompatibility, IndexFile, Release, parse_filename
-from potluck.portability.planning.release_variants import UnusedVariant, label_of
+from potluck.portability.planning.index import Incompatibility, IndexFile, Release
+from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import Target
-from potluck.portability.wheels.tags import platforms, policy_glibc
+from potluck.portability.wheels.tags import host_platforms, policy_glibc
 from potluck.types.quantities import format_few
 
 _SHOWN_LABELS = 6
@@ -31,7 +31,7 @@ def release_refusal(
     """
     if unused:
         return Incompatibility(kind="variants", message=_unused_message(unused))
-    labels = sorted({label_of(each) for each in release.variants if target.accepts(each)})
+    labels = sorted({each.label for each in release.variants if target.accepts(each)})
     if labels:
         return Incompatibility(
             kind="variants",
@@ -76,7 +76,7 @@ def _unused_message(unused: Sequence[UnusedVariant]) -> str:
 def _libc_refusal(files: Sequence[IndexFile], target: Target) -> Incompatibility:
     host = target.host
     there = host.libc_text
-    names = [tag.rpartition("-")[2] for each in files for tag in _tags(each)]
+    names = [tag.rpartition("-")[2] for each in files for tag in each.tags]
     if host.libc == "glibc":
         wanted = [glibc for each in names if (glibc := policy_glibc(each)) is not None]
         if wanted:
@@ -99,25 +99,20 @@ def _libc_refusal(files: Sequence[IndexFile], target: Target) -> Incompatibility
 def _is_for(file: IndexFile, machine: str) -> bool:
     return any(
         platform == "any" or ("linux" in platform and platform.endswith(f"_{machine}"))
-        for platform in (tag.rpartition("-")[2] for tag in _tags(file))
+        for platform in (tag.rpartition("-")[2] for tag in file.tags)
     )
 
 
 def _supports_libc(file: IndexFile, target: Target) -> bool:
     host = target.host
-    known = {"any", *platforms(host.machine, host.libc, host.libc_version)}
-    return any(tag.rpartition("-")[2] in known for tag in _tags(file))
+    known = host_platforms(host.machine, host.libc, host.libc_version)
+    return any(tag.rpartition("-")[2] in known for tag in file.tags)
 
 
 def _python_tags(file: IndexFile) -> Iterable[str]:
-    return {"-".join(tag.split("-")[:2]) for tag in _tags(file)}
+    return {"-".join(tag.split("-")[:2]) for tag in file.tags}
 
 
 def _sortable(tag: str) -> tuple[int, str]:
     """Return a sort key that orders ``cp39-cp39`` before ``cp310-cp310``."""
     return len(tag.partition("-")[0]), tag
-
-
-def _tags(file: IndexFile) -> tuple[str, ...]:
-    parsed = parse_filename(file.filename)
-    return () if parsed is None else parsed.tags

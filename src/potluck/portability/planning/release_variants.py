@@ -20,7 +20,7 @@ from potluck.portability.checks.variant_properties import (
     missing_properties,
     variant_rank,
 )
-from potluck.portability.planning.index import Index, IndexFile, Release, parse_filename
+from potluck.portability.planning.index import Index, IndexFile, Release
 from potluck.portability.planning.wheel_reader import WheelReader
 from potluck.portability.wheels.variants import Variant, namespace_order, parse_variants
 
@@ -141,7 +141,7 @@ class VariantReader:
             else:
                 problems[label] = found
         for wheel in wheels:
-            if variant := variants.get(label_of(wheel)):
+            if variant := variants.get(wheel.label):
                 self._described_wheels[wheel.url] = variant
         return _Described(variants=variants, problems=problems)
 
@@ -174,17 +174,11 @@ class VariantReader:
         return self._of_wheels[file.url]
 
 
-def label_of(file: IndexFile) -> str:
-    """Return the label of a variant; empty for other files."""
-    parsed = parse_filename(file.filename)
-    return "" if parsed is None else parsed.label
-
-
 def _first_by_label(wheels: Iterable[IndexFile]) -> dict[str, IndexFile]:
     """Return one wheel for each label: all that have it have the same properties."""
     found: dict[str, IndexFile] = {}
     for each in wheels:
-        found.setdefault(label_of(each), each)
+        found.setdefault(each.label, each)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,35 +36,28 @@ class Target:
         """The host's name."""
         return self.host.name
 
-    def rank(self, parsed: ParsedName) -> int | None:
-        """Return the rank of a wheel in the installers' order of preference; None if they do not
-        accept it.
+    def _rank(self, file: IndexFile) -> tuple[int, ParsedName] | None:
+        """Return the rank of a wheel in the installers' order of preference, and its name; None if
+        they do not accept it.
         """
+        parsed = parse_filename(file.filename)
+        if parsed is None:
+            return None
         ranks = [self._ranks[each] for each in parsed.tags if each in self._ranks]
-        return min(ranks, default=None)
+        return (min(ranks), parsed) if ranks and not self.refusal(file) else None
 
     def accepts(self, file: IndexFile) -> bool:
         """Return whether installers accept a wheel, by its name and the index's data."""
-        parsed = parse_filename(file.filename)
-        return parsed is not None and self.rank(parsed) is not None and not self.refusal(file)
+        return self._rank(file) is not None
 
     def preferred(self, files: Iterable[IndexFile]) -> IndexFile | None:
         """Return the wheel that installers prefer by its tags, and among those with the best tags
         by its build number; None if they accept none of these.
         """
-        found: list[tuple[int, tuple[int, str] | tuple[()], IndexFile]] = []
-        for file in files:
-            parsed = parse_filename(file.filename)
-            rank = None if parsed is None else self.rank(parsed)
-            if parsed is not None and rank is not None and not self.refusal(file):
-                found.append((rank, parsed.build, file))
-        if not found:
-            return None
-        best = min(rank for rank, _, _ in found)
-        return max(
-            ((build, file) for rank, build, file in found if rank == best),
-            key=lambda each: each[0],
-        )[1]
+        found = [(*ranked, file) for file in files if (ranked := self._rank(file)) is not None]
+        best = min((rank for rank, _, _ in found), default=None)
+        builds = ((parsed.build, file) for rank, parsed, file in found if rank == best)
+        return max(builds, key=lambda each: each[0], default=(None, None))[1]
 
     def refusal(self, file: IndexFile) -> str:
         """Return why installers refuse a wheel, by its name and the index's data; empty if they
@@ -195,6 +188,11 @@ def wants_of(
         yield Want(
             name=name, extra=part, specifier=requirement.specifier, hosts=hosts, parent=parent
         )
+
+
+def all_wants(requirements: Iterable[Requirement], targets: Sequence[Target]) -> list[Want]:
+    """Return what the requirements of the user require for the targets."""
+    return [want for each in requirements for want in wants_of(each, targets)]
 
 
 def _parsed(text: str) -> Requirement:

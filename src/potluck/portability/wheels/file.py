@@ -250,9 +250,36 @@ class _Wheel:
         return folder
 
 
-class _Folder:
+class InstalledFiles:
+    """Files by the paths where they were installed. Unreadable files are skipped."""
+
     distribution: Distribution | None = None
 
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+        self.links: Mapping[str, str] = {}
+
+    def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
+        """See ``Package``."""
+        for name, path in self._files.items():
+            with contextlib.suppress(OSError):
+                yield from _elf_file(name, path)
+
+    def misnamed_files(self) -> Iterator[MisnamedFile]:
+        """See ``Package``."""
+        for name, path in self._files.items():
+            if _may_be_misnamed(name):
+                with contextlib.suppress(OSError), path.open("rb") as file:
+                    yield from _misnamed(name, file.read(HEAD_BYTES))
+
+    def imported_files(
+        self, natives: Collection[str], *, with_attempts: bool = False
+    ) -> ImportedFiles:
+        """See ``Package``."""
+        return ImportedFiles()
+
+
+class _Folder(InstalledFiles):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files: dict[str, Path] = {}
@@ -263,14 +290,6 @@ class _Folder:
         for name, path in self._files.items():
             if not _cannot_be_elf(name):
                 yield from _elf_file(name, path)
-
-    def misnamed_files(self) -> Iterator[MisnamedFile]:
-        return _misnamed_files(self._files)
-
-    def imported_files(
-        self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> ImportedFiles:
-        return ImportedFiles()
 
     def _walk(self) -> None:
         root = self._path.resolve()
@@ -295,32 +314,6 @@ class _Folder:
                     )
 
 
-class InstalledFiles:
-    """Files by the paths where they were installed. Unreadable files are skipped."""
-
-    distribution: Distribution | None = None
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = files
-        self.links: Mapping[str, str] = {}
-
-    def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
-        """See ``Package``."""
-        for name, path in self._files.items():
-            with contextlib.suppress(OSError):
-                yield from _elf_file(name, path)
-
-    def misnamed_files(self) -> Iterator[MisnamedFile]:
-        """See ``Package``."""
-        return _misnamed_files(self._files)
-
-    def imported_files(
-        self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> ImportedFiles:
-        """See ``Package``."""
-        return ImportedFiles()
-
-
 def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:
     """Yield the name and mapped contents, if it is an ELF file."""
     with path.open("rb") as file:
@@ -333,13 +326,6 @@ def _elf_file(name: str, path: Path) -> Iterator[tuple[str, bytes | mmap.mmap]]:
             )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield name, mapped
-
-
-def _misnamed_files(files: Mapping[str, Path]) -> Iterator[MisnamedFile]:
-    for name, path in files.items():
-        if _may_be_misnamed(name):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                yield from _misnamed(name, file.read(HEAD_BYTES))
 
 
 def _may_be_misnamed(name: str) -> bool:

@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from potluck.errors import UsageError, WheelDownloadError
-from potluck.host.cache_folder import cache_folder
+from potluck.host.cache_folder import cache_path
 from potluck.host.child_environment import child_environment
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.wheels.tags import LEGACY_POLICIES
@@ -39,8 +39,7 @@ def default_wheels_folder(environ: Mapping[str, str]) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/wheels``, or the same under ``~/.cache``; None without a
     home directory.
     """
-    folder = cache_folder(environ)
-    return None if folder is None else folder / "wheels"
+    return cache_path(environ, "wheels")
 
 
 def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -82,8 +81,9 @@ def newest_wheels(
     found: dict[str, Path] = {}
     problems = []
     for python, machine in itertools.product(pythons, machines):
+        target = target_arguments(python, machine, _NEWEST_GLIBC_MINOR)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".coming-") as coming:
-            completed = run(_arguments(requirement, python, machine, coming))
+            completed = run(_arguments(str(requirement), target, coming))
             if completed.returncode:
                 problems.append(_problem(completed.stderr))
                 continue
@@ -112,14 +112,9 @@ def parse_requirement(text: str) -> Requirement:
     return requirement
 
 
-def _arguments(
-    requirement: Requirement, python: HostPython, machine: str, folder: str
-) -> list[str]:
-    return [
-        *("download", "--quiet", "--no-input", "--no-deps", "--dest", folder),
-        *target_arguments(python, machine, _NEWEST_GLIBC_MINOR),
-        str(requirement),
-    ]
+def _arguments(requirement: str, target: list[str], folder: str) -> list[str]:
+    options = ("--quiet", "--no-input", "--no-deps", "--dest", folder)
+    return ["download", *options, *target, requirement]
 
 
 def target_arguments(python: HostPython, machine: str, glibc_minor: int) -> list[str]:
@@ -236,7 +231,6 @@ def _releases(requirement: Requirement, target: list[str], run: Run) -> list[str
 
 def _download(name: str, version: str, target: list[str], folder: Path, run: Run) -> Path | None:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".coming-") as coming:
-        arguments = ["--quiet", "--no-input", "--no-deps", "--dest", coming, *target]
-        completed = run(["download", *arguments, f"{name}=={version}"])
+        completed = run(_arguments(f"{name}=={version}", target, coming))
         wheels = sorted(Path(coming).glob("*.whl"))
         return kept_wheel(wheels[0], folder) if wheels and completed.returncode == 0 else None

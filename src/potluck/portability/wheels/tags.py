@@ -27,18 +27,16 @@ def install_finding(distribution: Distribution, host: Host) -> Finding | None:
     If the host's Python is unknown, one that matches the wheel is assumed.
     """
     if distribution.problem:
-        return Finding(
-            code="not-installable",
-            severity=Severity.FATAL,
-            message=f"installers refuse it: {distribution.problem}",
-            fix="download the wheel again, or build it from source",
+        return _refusal(
+            distribution.problem, fix="download the wheel again, or build it from source"
         )
-    platforms = _host_platforms(host.machine, host.libc, host.libc_version)
+    platforms = host_platforms(host.machine, host.libc, host.libc_version)
     tags = [tag.split("-") for tag in distribution.tags]
     on_platform = [tag for tag in tags if tag[2] in platforms]
     if not on_platform:
         return _refusal(
-            f"{_names(tag[2] for tag in tags)} is not compatible with {_host_description(host)}"
+            f"{_names(tag[2] for tag in tags)} is not compatible with"
+            f" {host.libc_text} on {host.machine}"
         )
     if host.python is None:
         return None
@@ -75,18 +73,15 @@ def policy_glibc(platform: str) -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def _refusal(reason: str) -> Finding:
+def _refusal(
+    reason: str, fix: str = "use the wheel for this platform and Python, or build from source"
+) -> Finding:
     return Finding(
         code="not-installable",
         severity=Severity.FATAL,
         message=f"installers refuse it: {reason}",
-        fix="use the wheel for this platform and Python, or build from source",
+        fix=fix,
     )
-
-
-def _host_description(host: Host) -> str:
-    major, minor = host.libc_version
-    return f"{host.libc} {major}.{minor} on {host.machine}"
 
 
 def _names(names: Iterable[str]) -> str:
@@ -114,7 +109,7 @@ def platforms(machine: str, libc: str, version: tuple[int, int]) -> tuple[str, .
 
 
 @functools.lru_cache(maxsize=256)
-def _host_platforms(machine: str, libc: str, version: tuple[int, int]) -> frozenset[str]:
+def host_platforms(machine: str, libc: str, version: tuple[int, int]) -> frozenset[str]:
     """Return every platform tag that a host supports."""
     return frozenset(("any", *platforms(machine, libc, version)))
 

@@ -87,7 +87,6 @@ class OpenclDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     type: int
     name: str | None = None
     vendor: str | None = None
-    vendor_id: int | None = None
     driver_version: str | None = None
     memory_bytes: int | None = None
     largest_bytes: int | None = None

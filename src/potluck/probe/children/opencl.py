@@ -38,7 +38,6 @@ _TYPE_ALL = 0xFFFF_FFFF
 
 _PLATFORM_NAME = 0x0902
 _DEVICE_TYPE = 0x1000
-_DEVICE_VENDOR_ID = 0x1001
 _DEVICE_MAX_COMPUTE_UNITS = 0x1002
 _DEVICE_MAX_CLOCK_FREQUENCY = 0x100C
 _DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010
@@ -178,7 +177,6 @@ def _device(
         type=opencl.number(handle, _DEVICE_TYPE) or 0,
         name=opencl.name(handle, _DEVICE_NAME),
         vendor=opencl.name(handle, _DEVICE_VENDOR),
-        vendor_id=opencl.number(handle, _DEVICE_VENDOR_ID),
         driver_version=opencl.name(handle, _DRIVER_VERSION),
         memory_bytes=opencl.number(handle, _DEVICE_GLOBAL_MEM_SIZE),
         largest_bytes=opencl.number(handle, _DEVICE_MAX_MEM_ALLOC_SIZE),

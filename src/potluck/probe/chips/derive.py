@@ -6,9 +6,12 @@ the highest clock that the device reports. If a factor is unknown, so is the fig
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from potluck.portability.hosts.amd_architectures import gfx_target
+from potluck.probe.chips.lookup import unknown_figures
 from potluck.probe.chips.names import search_key
 from potluck.types.hardware import Figure, Figures, Origin
 
@@ -88,12 +91,8 @@ def mali_figures(
             reason += "has cores of several sizes, and the driver does not report which"
         else:
             reason += "its clock is unknown; not measured"
-        unknown = Figure(source=reason)
-        return Figures(
-            read_bytes_per_second=memory,
-            f32_operations_per_second=unknown,
-            f16_operations_per_second=unknown,
-            int8_operations_per_second=int8,
+        return replace(
+            unknown_figures(reason), read_bytes_per_second=memory, int8_operations_per_second=int8
         )
     document = table.documents[table.mali_document]
     formula = (
@@ -129,49 +128,29 @@ def amd_figures(
     target = "" if gfx_target_version is None else gfx_target(gfx_target_version)
     unit = next((unit for unit in table.amd if target in unit.targets), None)
     if unit is None:
-        unknown = Figure(source=f"{target or 'its target'} is not in any table; not measured")
-        return Figures(
-            read_bytes_per_second=unknown,
-            f32_operations_per_second=unknown,
-            f16_operations_per_second=unknown,
-            int8_operations_per_second=unknown,
-        )
-    num_units = _exact_quotient(simd_count, unit.simds)
-    what = f"compute units of {target}"
+        return unknown_figures(f"{target or 'its target'} is not in any table; not measured")
+    rate = partial(
+        _unit_rate,
+        table,
+        num_units=_exact_quotient(simd_count, unit.simds),
+        unit=f"compute units of {target}",
+        clock_hz=max_engine_clock_hz,
+    )
     return Figures(
         read_bytes_per_second=_bandwidth(
             table, unit.memory_transfers, memory_width_bits, max_memory_clock_hz
         ),
-        f32_operations_per_second=_unit_rate(
-            table, unit.f32_operations, num_units, what, max_engine_clock_hz
-        ),
-        f16_operations_per_second=_unit_rate(
-            table, unit.f16_operations, num_units, what, max_engine_clock_hz
-        ),
-        int8_operations_per_second=_unit_rate(
-            table, unit.int8_operations, num_units, what, max_engine_clock_hz
-        ),
+        f32_operations_per_second=rate(unit.f32_operations),
+        f16_operations_per_second=rate(unit.f16_operations),
+        int8_operations_per_second=rate(unit.int8_operations),
     )
 
 
 def merge_figures(*preferred_first: Figures) -> Figures:
     """Return the first known value of each figure, or else all reasons why it is unknown."""
+    names = (field.name for field in fields(Figures))
     return Figures(
-        read_bytes_per_second=_first_known(
-            [figures.read_bytes_per_second for figures in preferred_first]
-        ),
-        f32_operations_per_second=_first_known(
-            [figures.f32_operations_per_second for figures in preferred_first]
-        ),
-        f16_operations_per_second=_first_known(
-            [figures.f16_operations_per_second for figures in preferred_first]
-        ),
-        int8_operations_per_second=_first_known(
-            [figures.int8_operations_per_second for figures in preferred_first]
-        ),
-        fast_bf16_operations_per_second=_first_known(
-            [figures.fast_bf16_operations_per_second for figures in preferred_first]
-        ),
+        **{name: _first_known([getattr(each, name) for each in preferred_first]) for name in names}
     )
 
 

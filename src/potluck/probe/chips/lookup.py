@@ -25,11 +25,11 @@ def table_figures(name: str, *, chip: str = "") -> Figures:
     from potluck.probe.chips.table import shipped_table
 
     if "mig" in search_key(name).split():
-        return _unknown("a slice of a GPU, which is in no table; not measured")
+        return unknown_figures("a slice of a GPU, which is in no table; not measured")
     table = shipped_table()
     row = _find(table, name, chip)
     if row is None:
-        return _unknown("not in any table; not measured")
+        return unknown_figures("not in any table; not measured")
     return Figures(
         read_bytes_per_second=_figure(table, row, row.read_bytes_per_second),
         f32_operations_per_second=_figure(table, row, row.f32_operations_per_second),
@@ -53,7 +53,8 @@ def _figure(table: ChipTable, row: Chip, rate: Rate | None) -> Figure:
     return Figure(value=rate.value, origin=Origin.TABLE, source=clock + table.source(rate))
 
 
-def _unknown(reason: str) -> Figures:
+def unknown_figures(reason: str) -> Figures:
+    """Return rates that are all unknown, and why."""
     figure = Figure(source=reason)
     return Figures(
         read_bytes_per_second=figure,

@@ -15,10 +15,9 @@ from potluck.host.boards import (
     device_id,
     platform_devices,
     problem,
-    resolve,
     shared_memory,
 )
-from potluck.host.system import System, printable
+from potluck.host.system import System, printable, resolve
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector

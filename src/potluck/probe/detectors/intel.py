@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.host.boards import shared_memory
+from potluck.host.boards import shared_memory, unknown_memory
 from potluck.host.child import ChildFailure, ChildOutcome
 from potluck.host.system import PciDevice, RenderNode, System, printable
 from potluck.probe.children.documents import IntelCard, IntelDocument
@@ -89,12 +89,7 @@ def _memory(system: System, pci: PciDevice) -> DeviceMemory:
         )
     if pci.address.startswith(_INTEGRATED):
         return shared_memory(system)
-    return DeviceMemory(
-        total_bytes=None,
-        free_bytes=None,
-        is_shared=False,
-        source=f"no size reported by {pci.driver or 'a device without a driver'}",
-    )
+    return unknown_memory(f"no size reported by {pci.driver or 'a device without a driver'}")
 
 
 def _size_files(system: System, device: Path) -> list[Path]:
@@ -147,12 +142,8 @@ def _with_problems(report: DetectorReport, reasons: list[str]) -> DetectorReport
 
 def _reported_memory(device: Device, card: IntelCard) -> DeviceMemory:
     if card.total_bytes == 0:
-        return DeviceMemory(
-            total_bytes=None,
-            free_bytes=None,
-            is_shared=True,
-            source=f"{device.driver} reports that it has no memory of its own",
-        )
+        reason = f"{device.driver} reports that it has no memory of its own"
+        return unknown_memory(reason, is_shared=True)
     total = plausible_bytes(card.total_bytes)
     free = card.free_bytes
     if total is None:

@@ -17,16 +17,15 @@ from potluck.host.boards import (
     max_clock_hz,
     platform_devices,
     problem,
-    resolve,
     shared_memory,
 )
-from potluck.host.system import System, printable
+from potluck.host.system import System, printable, resolve
 from potluck.probe.chips.derive import mali_figures, merge_figures
-from potluck.probe.chips.lookup import table_figures
+from potluck.probe.chips.lookup import table_figures, unknown_figures
 from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import DetectorReport, Device, Figure, Figures
+from potluck.types.hardware import DetectorReport, Device, Figures
 
 RENDER_DRIVERS = frozenset({"panthor", "panfrost", "lima"})
 
@@ -140,16 +139,8 @@ def _figures(product: _Product, chip: str, clock_hz: int | None) -> Figures:
     if product.id is None or product.num_cores is None or clock_hz is None:
         return table
     if not 0 < product.num_cores <= _MAX_CORES:
-        impossible = Figure(
-            source=f"its driver reports {product.num_cores} cores, which no Mali has; not measured"
-        )
-        reported = Figures(
-            read_bytes_per_second=impossible,
-            f32_operations_per_second=impossible,
-            f16_operations_per_second=impossible,
-            int8_operations_per_second=impossible,
-        )
-        return merge_figures(table, reported)
+        reason = f"its driver reports {product.num_cores} cores, which no Mali has; not measured"
+        return merge_figures(table, unknown_figures(reason))
     return merge_figures(mali_figures(product.id, product.num_cores, clock_hz), table)
 
 

@@ -12,7 +12,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from potluck.host.boards import PlatformDevice, device_id, platform_devices, shared_memory
+from potluck.host.boards import (
+    PlatformDevice,
+    board_model,
+    device_id,
+    device_trees,
+    platform_devices,
+    shared_memory,
+    unknown_memory,
+)
 from potluck.host.system import Access, PciDevice, System, printable
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name
@@ -24,10 +32,11 @@ from potluck.probe.detectors.nvidia_device import (
     WSL_DRIVER,
     cuda,
     files_problem,
+    kernel_driver_version,
     shares_memory,
-    unknown_memory,
 )
 from potluck.probe.detectors.nvidia_nvml import merge
+from potluck.probe.gpus.pci_gpu import RESERVING_DRIVERS, database_name
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import NVIDIA, DetectorReport, Device
 
@@ -35,11 +44,6 @@ _NVML_DRIVERS = frozenset({DRIVER, WSL_DRIVER}) | TEGRA_DRIVERS
 """Drivers that support NVML; Tegra's may not, and does not need it."""
 
 _NOT_REPORTED = "only NVML reports it, but it did not"
-
-_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
-"""``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
-``NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build …``."""
-
 
 _CHIP = re.compile(r"nvidia,(tegra\d+)")
 _GPU = re.compile(r"nvidia,(?:tegra\d+-)?(g[a-z]\d\d[a-z])")
@@ -81,7 +85,7 @@ def _chip(system: System) -> str:
     """Return the chip's name (``tegra234``) from the board's names, the most specific of which
     comes first.
     """
-    for tree in _device_trees(system):
+    for tree in device_trees(system):
         data = system.bytes(tree / "compatible") or b""
         for name in data.decode("ascii", errors="replace").split("\0"):
             if match := _CHIP.fullmatch(name):
@@ -89,17 +93,9 @@ def _chip(system: System) -> str:
     return ""
 
 
-def _device_trees(system: System) -> tuple[Path, ...]:
-    """Return the two paths of the device tree; containers often lack one of them."""
-    return system.proc / "device-tree", system.sys / "firmware/devicetree/base"
-
-
 def _device(system: System, found: PlatformDevice, chip: str) -> Device:
-    model = next(
-        (text for tree in _device_trees(system) if (text := system.text(tree / "model"))), ""
-    )
     gpu = next((match[1] for name in found.compatible if (match := _GPU.fullmatch(name))), "")
-    reported_name = printable(model)
+    reported_name = printable(board_model(system))
     files = _tegra_device_files(system)
     return Device(
         device_id=device_id(system, found.path),
@@ -170,7 +166,7 @@ def _with_plain_address(devices: list[Device]) -> tuple[Device, ...]:
 
 def _pci_device(system: System, found: PciDevice) -> Device:
     information = _information(system, found.address)
-    reported_name = printable(information.get("Model", "") or _database_name(system, found))
+    reported_name = printable(information.get("Model", "") or database_name(system, found))
     files = _device_files(system, information.get("Device Minor", ""))
     is_driven = found.driver == DRIVER
     return Device(
@@ -202,10 +198,6 @@ def _information(system: System, address: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _database_name(system: System, found: PciDevice) -> str:
-    return system.udev(found.path).get("ID_MODEL_FROM_DATABASE", "")
-
-
 def _device_files(system: System, minor: str) -> tuple[Path, ...]:
     """Return the device files needed to use a card, including its own if its number is known.
 
@@ -222,19 +214,15 @@ def _device_files(system: System, minor: str) -> tuple[Path, ...]:
 def _driver_problem(driver: str) -> str:
     if not driver:
         return "no kernel driver is bound to it"
-    if driver in ("vfio-pci", "pci-stub"):
+    if driver in RESERVING_DRIVERS:
         return f"it is reserved for virtual machines (driver {driver})"
     return f"the driver {driver} is bound to it, but compute requires the driver nvidia"
 
 
 def _versions(system: System, information: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the versions of the driver and of the card's VBIOS (``??.??.…`` before first use)."""
-    driver = system.text(system.sys / "module/nvidia/version")
-    if driver is None:
-        match = _VERSION.search(system.text(system.proc / "driver/nvidia/version") or "")
-        driver = match[1] if match else ""
     vbios = information.get("Video BIOS", "")
-    found = {"driver": driver, "vbios": "" if "?" in vbios else vbios}
+    found = {"driver": kernel_driver_version(system), "vbios": "" if "?" in vbios else vbios}
     return tuple((name, printable(version)) for name, version in found.items() if version)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from potluck.host.system import Access, System
-from potluck.types.hardware import DeviceMemory
 from potluck.types.unit import Interface
 
 PCI_VENDOR = 0x10DE
@@ -27,6 +27,20 @@ size (kubernetes-sigs/dra-driver-nvidia-gpu, issues 1073 and 1115; nvidia-cosmos
 61)."""
 
 
+_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
+"""``NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …``; the open one says
+``NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build …``."""
+
+
+def kernel_driver_version(system: System) -> str:
+    """Return the version of the loaded kernel driver; empty if it is unknown."""
+    version = system.text(system.sys / "module/nvidia/version")
+    if version is None:
+        match = _VERSION.search(system.text(system.proc / "driver/nvidia/version") or "")
+        version = match[1] if match else ""
+    return version
+
+
 def shares_memory(chip: str) -> bool:
     """Return whether a GPU on the PCI bus has no memory of its own, according to its ids."""
     return chip in _SHARED_MEMORY_CHIPS
@@ -37,11 +51,6 @@ def cuda(address: str, *, version: str = "") -> Interface:
     supports.
     """
     return Interface(api="cuda", address=address, description=f"CUDA {version}" if version else "")
-
-
-def unknown_memory(reason: str) -> DeviceMemory:
-    """Return the memory of a GPU whose size is not reported."""
-    return DeviceMemory(total_bytes=None, free_bytes=None, is_shared=False, source=reason)
 
 
 def files_problem(system: System, files: tuple[Path, ...]) -> str:

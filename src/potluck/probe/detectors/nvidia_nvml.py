@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
+from potluck.host.boards import unknown_memory
 from potluck.host.child import ChildFailure, ChildOutcome, Failure
 from potluck.host.child_output import one_line
 from potluck.host.system import printable
@@ -31,7 +32,6 @@ from potluck.probe.detectors.nvidia_device import (
     WSL_DRIVER,
     cuda,
     shares_memory,
-    unknown_memory,
 )
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import NVIDIA, DetectorReport, Device, DeviceMemory, Figures
@@ -180,7 +180,7 @@ def _device(card: NvmlCard, report: DetectorReport) -> Device:
         chip=card.chip or "",
         driver=stand_ins[0].driver if stand_ins else DRIVER,
         device_files=stand_ins[0].device_files if len(stand_ins) == 1 else (),
-        memory=replace(unknown_memory("shared system memory"), is_shared=is_shared),
+        memory=unknown_memory("shared system memory", is_shared=is_shared),
     )
 
 

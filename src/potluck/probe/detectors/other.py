@@ -17,14 +17,14 @@ from potluck.host.boards import (
     device_id,
     platform_devices,
     problem,
-    resolve,
     shared_memory,
+    unknown_memory,
 )
-from potluck.host.system import PciDevice, System
+from potluck.host.system import PciDevice, System, resolve
 from potluck.probe.detector import Detector
 from potluck.probe.detectors import adreno, mali
 from potluck.types.backend import DeviceKind
-from potluck.types.hardware import DetectorReport, Device, DeviceMemory
+from potluck.types.hardware import DetectorReport, Device
 
 _CLAIMED = (
     mali.RENDER_DRIVERS
@@ -40,9 +40,7 @@ _NOT_COMPUTING = frozenset({"rockchip-drm", "exynos-drm", "omapdrm", "vgem", "vk
 
 UNUSED = "Potluck has no backend for it"
 
-_UNKNOWN_MEMORY = DeviceMemory(
-    total_bytes=None, free_bytes=None, is_shared=False, source="not reported by the kernel"
-)
+_UNKNOWN_MEMORY = unknown_memory("not reported by the kernel")
 
 
 _VENDOR = 0x19E5

@@ -355,10 +355,6 @@ class Case:
             return str(PurePosixPath("/dev") / device_file.relative_to(self.system.dev))
         return str(device_file)
 
-    def below_files(self, path: str) -> Path:
-        """Return the path of ``/etc/…`` and the like in the examined tree."""
-        return self.system.files / path.lstrip("/")
-
 
 def _is_computing_gpu(device: Device) -> bool:
     return device.kind is DeviceKind.GPU and device.make in COMPUTING_MAKES
@@ -381,7 +377,7 @@ def libraries(case: Case, pattern: str) -> Iterator[PurePosixPath]:
     seen: set[Path] = set()
     usual = (each.format(machine=case.report.cpu.architecture) for each in _DIRECTORIES)
     for directory in (*case.library_folders, *usual):
-        path = case.below_files(directory)
+        path = case.system.below_files(directory)
         try:
             resolved = path.resolve()  # /usr/lib64 may be a link to /usr/lib
         except (OSError, RuntimeError):  # RuntimeError: a loop of links

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from potluck.host.system import Access
+from potluck.probe.detectors.nvidia_device import kernel_driver_version
 from potluck.probe.doctor.case import UBUNTU_NVIDIA, Case, Finding, libraries, title
+from potluck.probe.gpus.pci_gpu import RESERVING_DRIVERS
 from potluck.types.hardware import Device
 
 _EXPECTED = {
@@ -30,10 +32,6 @@ _KUBERNETES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "gpu.i
 
 _SUBSYSTEMS = {"dri": "drm", "kfd": "kfd", "mali0": "misc", "kgsl-3d0": "kgsl"}
 """The udev subsystem of a device file, by the first component of its name under /dev."""
-
-
-RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
-"""Drivers that reserve a device for virtual machines (kernel, driver-api/vfio.rst)."""
 
 _MODULES = {
     "NVIDIA": ("nvidia",),
@@ -137,7 +135,7 @@ def _package_command(case: Case, device: Device) -> str:
 
 def _has_module(case: Case, name: str) -> bool:
     """Return whether a module is in the running kernel's directory, compressed or not."""
-    folder = case.below_files(f"/lib/modules/{case.report.kernel}")
+    folder = case.system.below_files(f"/lib/modules/{case.report.kernel}")
     return next(folder.rglob(f"{name}.ko*"), None) is not None
 
 
@@ -148,7 +146,7 @@ def nvidia_versions(case: Case) -> Iterator[Finding]:
     its own libraries.
     """
     cards = [each for each in case.accelerators if each.driver == "nvidia"]
-    kernel = _kernel_version(case)
+    kernel = kernel_driver_version(case.system)
     if not cards:
         return
     found = {
@@ -177,18 +175,6 @@ def _is_reported_by_nvml(device: Device) -> bool:
     """Return whether NVML reported a device: its memory, or the CUDA version of its driver."""
     is_known = device.memory.source.startswith("NVML") or "CUDA" in dict(device.versions)
     return device.make == "NVIDIA" and is_known
-
-
-def _kernel_version(case: Case) -> str:
-    """Return the version of the loaded module."""
-    version = case.system.text(case.system.sys / "module/nvidia/version")
-    if version is None:
-        text = case.system.text(case.system.proc / "driver/nvidia/version") or ""
-        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 Sat Aug 19 …"; the open-source
-        # one has "NVIDIA UNIX Open Kernel Module for x86_64 545.23.06 Release Build …".
-        match = re.search(rf"Kernel Module[^\d\n]+(?:x86_64|aarch64)?\s*({_VERSION})", text)
-        version = match[1] if match else ""
-    return version
 
 
 def _has_any_library(case: Case) -> bool:
@@ -285,7 +271,7 @@ def _rule(name: str) -> str:
 
 def _members(case: Case, group: str) -> list[str]:
     """Return the members of a group in the user database (group(5)), whether or not in effect."""
-    text = case.system.text(case.below_files("/etc/group")) or ""
+    text = case.system.text(case.system.below_files("/etc/group")) or ""
     for line in text.splitlines():
         match line.split(":"):
             case [name, _, _, members] if name == group:

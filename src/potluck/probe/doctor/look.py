@@ -7,7 +7,6 @@ not leave the machine.
 from __future__ import annotations
 
 import errno
-import grp
 import importlib.metadata
 import os
 import pwd
@@ -25,7 +24,7 @@ import msgspec
 from potluck.host.child import ChildAnswer, ChildFailure, run_child
 from potluck.host.child_output import one_line
 from potluck.host.guard import run_at_once
-from potluck.host.system import System, read_regular_file
+from potluck.host.system import System, group_name, read_regular_file
 from potluck.portability.finding import Finding as MissingDependency
 from potluck.probe.doctor.case import (
     Folder,
@@ -60,19 +59,12 @@ def inspect_user() -> User:
     except KeyError:  # containers may use ids without a user
         name = str(user_id)
     groups = {os.getegid(), *os.getgroups()}
-    return User(name=name, is_root=user_id == 0, groups=frozenset(map(_group_name, groups)))
-
-
-def _group_name(group_id: int) -> str:
-    try:
-        return grp.getgrgid(group_id).gr_name
-    except KeyError:
-        return str(group_id)
+    return User(name=name, is_root=user_id == 0, groups=frozenset(map(group_name, groups)))
 
 
 def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
     """Return the packages that backends need but that are not installed, without duplicates."""
-    software = installed_software("", tuple(name for each in backends for name in each.packages))
+    software = installed_software(tuple(name for each in backends for name in each.packages))
     return tuple(dict.fromkeys(name for name, version in software.packages if not version))
 
 
@@ -280,13 +272,13 @@ def find_library(
 ) -> str:
     """Return the path on the machine of the file that a backend would open; empty if none."""
     named = environ.get(library.variable, "")
-    if named and _below(system, named).is_file():
+    if named and system.below_files(named).is_file():
         return named
     usual = (folder.format(machine=machine) for folder in library.folders)
     folders = [named, *environ.get("LD_LIBRARY_PATH", "").split(":"), *usual]
     for pattern in library.patterns:
         for folder in filter(None, folders):
-            for file in system.entries(_below(system, folder)):
+            for file in system.entries(system.below_files(folder)):
                 if re.fullmatch(pattern, file.name) and _is_elf(file):
                     return str(PurePosixPath(folder) / file.name)
     return ""
@@ -294,13 +286,9 @@ def find_library(
 
 def _look_at_library(system: System, library: BackendLibrary, path: str) -> OpenedLibrary:
     load_error = _problem("library", path) if path else ""
-    files = {path: _below(system, path)} if load_error else {}
+    files = {path: system.below_files(path)} if load_error else {}
     lacks = _lacks(library.name, files)
     return OpenedLibrary(library=library, path=path, load_error=load_error, lacks=lacks)
-
-
-def _below(system: System, path: str) -> Path:
-    return system.files / path.lstrip("/")
 
 
 def _is_elf(file: Path) -> bool:

@@ -171,10 +171,10 @@ def _named(peers: list[Peer]) -> str:
 
 def _open_ports(case: Case, ports: str) -> str:
     """Use the firewall's own tool if its configuration says that it is enabled."""
-    ufw = case.system.text(case.below_files("/etc/ufw/ufw.conf")) or ""
+    ufw = case.system.text(case.system.below_files("/etc/ufw/ufw.conf")) or ""
     if "ENABLED=yes" in ufw:
         return f"sudo ufw allow {ports}/tcp"
-    if case.below_files("/run/firewalld").exists():
+    if case.system.below_files("/run/firewalld").exists():
         return (
             f"sudo firewall-cmd --permanent --add-port={ports.replace(':', '-')}/tcp "
             "&& sudo firewall-cmd --reload"

@@ -175,7 +175,7 @@ def _problems(case: Case) -> Iterator[str]:
 
 def _registered(case: Case) -> Iterator[str]:
     """Return the first line of each file: a library's name or path."""
-    for file in case.system.entries(case.below_files(_VENDORS)):
+    for file in case.system.entries(case.system.below_files(_VENDORS)):
         if file.suffix == ".icd" and (text := case.system.text(file)):
             yield text.splitlines()[0].strip()
 
@@ -185,7 +185,7 @@ def _is_mali(case: Case, text: str) -> bool:
     path = PurePosixPath(text)
     if "mali" not in path.name.lower():
         return False
-    return not path.is_absolute() or case.below_files(text).exists()
+    return not path.is_absolute() or case.system.below_files(text).exists()
 
 
 def _preference(library: PurePosixPath) -> tuple[bool, int, str]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from potluck.host.memory import read_sizes
 from potluck.probe.doctor.case import Case, Finding, Folder, Severity
 from potluck.types.quantities import format_bytes
 
@@ -226,7 +227,7 @@ def _raise_process_limit(case: Case, option: str) -> tuple[str, str]:
 
 def swap(case: Case) -> Iterator[Finding]:
     """Check for heavily used swap, or no swap on a small machine."""
-    values = _meminfo(case)
+    values = read_sizes(case.system, case.system.proc / "meminfo")
     total, free = values.get("SwapTotal"), values.get("SwapFree")
     if total is None or free is None:
         return
@@ -260,13 +261,6 @@ def _add_swap(case: Case) -> str:
         "sudo fallocate -l 2G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile "
         "&& sudo swapon /swapfile"
     )
-
-
-def _meminfo(case: Case) -> dict[str, int]:
-    """Return the fields of ``/proc/meminfo`` (proc(5)) in bytes."""
-    text = case.system.text(case.system.proc / "meminfo") or ""
-    pairs = re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)
-    return {name: int(value) * 1024 for name, value in pairs}
 
 
 def small_shared_memory(case: Case) -> Iterator[Finding]:

@@ -153,7 +153,7 @@ def _library(system: System, file: Path) -> str:
 
 def _library_paths(system: System, library: str) -> Iterator[Path]:
     if "/" in library:
-        yield system.files / library.lstrip("/")
+        yield system.below_files(library)
         return
     for folder in _LIBRARY_FOLDERS:
         yield system.files / folder / library

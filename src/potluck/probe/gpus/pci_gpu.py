@@ -8,7 +8,7 @@ from pathlib import Path
 from potluck.host.boards import problem
 from potluck.host.system import PciDevice, RenderNode, System, printable
 
-_PASSES_ON = frozenset({"vfio-pci", "pci-stub"})
+RESERVING_DRIVERS = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that reserve a device for virtual machines (the kernel's ``driver-api/vfio.rst``)."""
 
 _MAX_MEMORY_BYTES = 1 << 44
@@ -24,7 +24,7 @@ def render_nodes(system: System) -> Mapping[Path, RenderNode]:
 
 def why_unusable(system: System, driver: str, device_file: Path | None) -> str:
     """Return why nothing can run on a GPU, in one line; empty if its render node may be used."""
-    if driver in _PASSES_ON:
+    if driver in RESERVING_DRIVERS:
         return f"its driver {driver} reserves it for virtual machines"
     return problem(system, driver, device_file)
 

@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-from potluck.errors import PotluckError
 from potluck.host.child import (
     ChildAnswer,
     ChildFailure,
@@ -58,7 +57,6 @@ def cached_measurement(
     device: Device,
     trial: Trial,
     *,
-    kernel_release: str,
     num_threads: int,
     cache: ProbeCache,
 ) -> Trial | None:
@@ -67,7 +65,7 @@ def cached_measurement(
     """
     if not trial.works:
         return None
-    key = _measurement_key(spec, device, trial, kernel_release, num_threads)
+    key = _measurement_key(spec, device, trial, num_threads)
     return _with_measured(trial, cache.get(key))
 
 
@@ -76,7 +74,6 @@ def measure_backend(
     device: Device,
     trial: Trial,
     *,
-    kernel_release: str,
     num_threads: int,
     cache: ProbeCache,
     retry: bool = False,
@@ -91,7 +88,7 @@ def measure_backend(
     """
     if not trial.works:
         return trial
-    key = _measurement_key(spec, device, trial, kernel_release, num_threads)
+    key = _measurement_key(spec, device, trial, num_threads)
     known = cache.get(key)
     if not retry and (measured := _with_measured(trial, known)) is not None:
         return measured
@@ -149,14 +146,12 @@ def _measure_seconds(spec: BackendSpec, device: Device) -> float:
     return _MEASURE_SECONDS_WITH_COMPILER if has_compiler else _MEASURE_SECONDS
 
 
-def _measurement_key(
-    spec: BackendSpec, device: Device, trial: Trial, kernel_release: str, num_threads: int
-) -> str:
+def _measurement_key(spec: BackendSpec, device: Device, trial: Trial, num_threads: int) -> str:
     """Return the cache key, which includes the host: identical machines may share a home directory,
     but differ in installed memory.
     """
     subject = f"measure/{spec.name}/{trial.variants[-1]}/{num_threads}/{os.uname().nodename}"
-    software = installed_software(kernel_release, spec.packages)
+    software = installed_software(spec.packages)
     return fingerprint(subject, (device,), software, details=interface_details(trial.interface))
 
 
@@ -205,8 +200,5 @@ def _free_bytes(device: Device) -> int:
     """Return the free memory of the device, or 1 GiB if it is unknown."""
     free = [] if device.memory.free_bytes is None else [device.memory.free_bytes]
     if device.memory.is_shared:
-        try:
-            free.append(available_memory().bytes)
-        except PotluckError as error:  # no /proc
-            _log.info("%s", error.message)
+        free.append(available_memory().bytes)
     return min(free, default=1 << 30)

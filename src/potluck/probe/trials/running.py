@@ -81,7 +81,6 @@ def try_backend(
     spec: BackendSpec,
     device: Device,
     *,
-    kernel_release: str,
     cache: ProbeCache,
     retry: bool = False,
     deadline_seconds: float = 30.0,
@@ -103,7 +102,6 @@ def try_backend(
             spec,
             device,
             interface,
-            kernel_release=kernel_release,
             cache=cache,
             retry=retry,
             time_left=time_left.share(len(interfaces) - number),
@@ -124,7 +122,7 @@ def _lack(spec: BackendSpec) -> str:
     """
     if not spec.extra:
         return ""
-    for name, version in installed_software("", spec.packages).packages:
+    for name, version in installed_software(spec.packages).packages:
         if not version:
             return f"{name} is not installed: pip install 'potluck[{spec.extra}]'"
     return ""
@@ -173,7 +171,6 @@ def try_interface(
     device: Device,
     interface: Interface | None,
     *,
-    kernel_release: str,
     cache: ProbeCache,
     retry: bool,
     time_left: TimeLeft,
@@ -183,7 +180,7 @@ def try_interface(
     To identify a variant that crashes, each is run in a separate child.
     """
     deadline_seconds = time_left.seconds
-    key = trial_key(spec, device, interface, kernel_release)
+    key = trial_key(spec, device, interface)
     # A unit that failed in use is in quarantine although it passed its self-test before, or passes
     # one that another process began before the fault.
     is_known = not retry and not is_quarantined(cache, key)
@@ -228,11 +225,9 @@ def try_interface(
     return TrialResult(trial=trial, fault=None if trial.works else Fault.WRONG)
 
 
-def trial_key(
-    spec: BackendSpec, device: Device, interface: Interface | None, kernel_release: str
-) -> str:
+def trial_key(spec: BackendSpec, device: Device, interface: Interface | None) -> str:
     """Return the cache key of a trial's result."""
-    software = installed_software(kernel_release, spec.packages)
+    software = installed_software(spec.packages)
     return fingerprint(
         f"trial/{spec.name}", (device,), software, details=interface_details(interface)
     )
@@ -352,7 +347,6 @@ def retest(
     device: Device,
     trial: Trial,
     *,
-    kernel_release: str,
     cache: ProbeCache,
     deadline_seconds: float,
 ) -> Retest:
@@ -364,7 +358,6 @@ def retest(
         spec,
         device,
         trial.interface,
-        kernel_release=kernel_release,
         cache=cache,
         retry=True,
         time_left=TimeLeft(deadline_seconds),
@@ -379,15 +372,14 @@ def quarantine_unit(
     trial: Trial,
     reason: str,
     *,
-    kernel_release: str,
     cache: ProbeCache,
 ) -> None:
     """Quarantine a unit that failed in use, so that it is only retried on request."""
-    quarantine(cache, trial_key(spec, device, trial.interface, kernel_release), reason)
+    quarantine(cache, trial_key(spec, device, trial.interface), reason)
 
 
 def is_unit_quarantined(
-    spec: BackendSpec, device: Device, trial: Trial, *, kernel_release: str, cache: ProbeCache
+    spec: BackendSpec, device: Device, trial: Trial, *, cache: ProbeCache
 ) -> bool:
     """Return whether a unit is still in quarantine."""
-    return is_quarantined(cache, trial_key(spec, device, trial.interface, kernel_release))
+    return is_quarantined(cache, trial_key(spec, device, trial.interface))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -271,7 +270,7 @@ def test_a_worker_that_does_not_answer_hangs(monkeypatch: pytest.MonkeyPatch) ->
 
 def trial(cache: ProbeCache, *, retry: bool = False) -> Trial:
     """What an agent that starts now, or ``potluck probe --retry``, finds."""
-    return try_backend(SPEC, DEVICE, kernel_release=os.uname().release, cache=cache, retry=retry)
+    return try_backend(SPEC, DEVICE, cache=cache, retry=retry)
 
 
 @pytest.fixture

@@ -103,8 +103,7 @@ def test_a_slow_disk_keeps_few_states_waiting(
         may_write = threading.Event()
         monkeypatch.setattr(BlockStore, "write", lambda *_: may_write.wait(60))
         keeper.save_states([HashedState(state=0, hash=each) for each in HASHES])
-        assert keeper.num_queued <= MAX_QUEUED_STATES
-        assert keeper.num_dropped >= len(HASHES) - MAX_QUEUED_STATES - 1
+        assert keeper.num_queued <= MAX_QUEUED_STATES < len(HASHES)
         may_write.set()
 
 

@@ -40,7 +40,7 @@ def every_library() -> Iterator[OpenedLibrary]:
 
 def every_build() -> Iterator[CudaNeeds]:
     codes = [
-        GpuCode(kind=kind, capability=capability, version=version, is_compressed=False)
+        GpuCode(kind=kind, capability=capability, version=version)
         for capability in ((5, 3), (7, 2), (7, 5), (8, 0), (8, 7), (9, 0), (11, 0), (12, 0))
         for kind, version in ((CodeKind.SASS, (1, 7)), (CodeKind.PTX, (8, 4)))
     ]

@@ -18,22 +18,18 @@ TABLE = shipped_table()
 
 
 def sass(major: int, minor: int) -> GpuCode:
-    return GpuCode(
-        kind=CodeKind.SASS, capability=(major, minor), version=(1, 7), is_compressed=False
-    )
+    return GpuCode(kind=CodeKind.SASS, capability=(major, minor), version=(1, 7))
 
 
 def ptx(major: int, minor: int, version: tuple[int, int]) -> GpuCode:
-    return GpuCode(
-        kind=CodeKind.PTX, capability=(major, minor), version=version, is_compressed=True
-    )
+    return GpuCode(kind=CodeKind.PTX, capability=(major, minor), version=version)
 
 
-LTO_IR = GpuCode(kind=CodeKind.OTHER, capability=(8, 0), version=(8, 0), is_compressed=False)
+LTO_IR = GpuCode(kind=CodeKind.OTHER, capability=(8, 0), version=(8, 0))
 
 
 def found(needs: CudaNeeds, host: Host) -> dict[str, Finding]:
-    findings = cuda_findings(needs, host, TABLE, file="lib/x.so")
+    findings = tuple(cuda_findings(needs, host, TABLE, file="lib/x.so"))
     assert all(finding.file == "lib/x.so" for finding in findings)
     assert len({finding.code for finding in findings}) == len(findings)
     return {finding.code: finding for finding in findings}

@@ -19,10 +19,8 @@ from potluck.portability.cuda.fat_binary import (
 )
 
 
-def code(
-    kind: CodeKind, capability: tuple[int, int], version: tuple[int, int], *, packed: bool = False
-) -> GpuCode:
-    return GpuCode(kind=kind, capability=capability, version=version, is_compressed=packed)
+def code(kind: CodeKind, capability: tuple[int, int], version: tuple[int, int]) -> GpuCode:
+    return GpuCode(kind=kind, capability=capability, version=version)
 
 
 def read(data: bytes) -> tuple[GpuModule, ...]:
@@ -39,15 +37,15 @@ def test_each_entry_says_its_architecture() -> None:
     assert set(found.codes) == {
         code(CodeKind.SASS, (7, 5), (1, 7)),
         code(CodeKind.SASS, (12, 1), (1, 8)),
-        code(CodeKind.PTX, (9, 0), (8, 7), packed=True),
+        code(CodeKind.PTX, (9, 0), (8, 7)),
     }
     assert found.count == 1
 
 
-@pytest.mark.parametrize(("flags", "packed"), [(0x11, False), (0x2011, True), (0x8011, True)])
-def test_compressed_code_says_so(flags: int, packed: bool) -> None:
+@pytest.mark.parametrize("flags", [0x11, 0x2011, 0x8011])
+def test_code_is_read_compressed_or_not(flags: int) -> None:
     (found,) = read(fat_binary(Entry(kind=SASS, architecture=80, flags=flags)))
-    assert found.codes == (code(CodeKind.SASS, (8, 0), (1, 7), packed=packed),)
+    assert found.codes == (code(CodeKind.SASS, (8, 0), (1, 7)),)
 
 
 def test_code_that_no_driver_takes_is_of_another_kind() -> None:

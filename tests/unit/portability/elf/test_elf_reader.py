@@ -67,7 +67,7 @@ def test_all_that_a_file_says(
     )
     assert elf.version_definitions == ("THIS_1", "THIS_2")
     assert elf.undefined == (
-        UndefinedSymbol(name="printf", version="GLIBC_2.17", library="libc.so.6", is_function=True),
+        UndefinedSymbol(name="printf", version="GLIBC_2.17", library="libc.so.6"),
         UndefinedSymbol(name="environ", version="GLIBC_2.34", library="libc.so.6"),
         UndefinedSymbol(name="hook", is_weak=True),
     )

@@ -8,7 +8,7 @@ import pytest
 from support.portability.folder_index import PYTHON, FolderIndex, a_host
 from support.portability.wheel_bytes import write_wheel
 
-from potluck.errors import UsageError
+from potluck.errors import UsageError, WheelDownloadError
 from potluck.portability.planning.index import WithLocalWheels
 from potluck.portability.planning.planner import Planner
 
@@ -35,6 +35,19 @@ def test_a_project_with_local_wheels_has_no_others(tmp_path: Path) -> None:
     (app,) = plan.own[1].wheels
     assert planner.fetch(app, tmp_path / "kept").read_bytes() == wheels[1].read_bytes()
     assert index.queried_projects == ["lib"]
+
+
+def test_a_local_wheel_above_the_bound_is_not_copied(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, name="app")
+    local = WithLocalWheels(FolderIndex(tmp_path), [wheel])
+    (file,) = local.files("app")
+    num_bytes = wheel.stat().st_size
+    copy = tmp_path / "copy"
+    with pytest.raises(WheelDownloadError, match=f"more than {num_bytes - 1} bytes"):
+        local.fetch(file, copy, most_bytes=num_bytes - 1)
+    assert not copy.exists()
+    local.fetch(file, copy, most_bytes=num_bytes)
+    assert copy.read_bytes() == wheel.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["app.whl", "app-1.0.tar.gz", "missing-1.0-py3-none-any.whl"])

@@ -17,7 +17,6 @@ from potluck.probe.trials.running import try_backend
 from potluck.types.hardware import Figure, Origin, Trial
 
 TESTS = Path(__file__).parents[3]
-KERNEL = "6.1.0"
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 def trial_of(name: str, cache: ProbeCache) -> Trial:
-    return try_backend(spec(name), device(), kernel_release=KERNEL, cache=cache)
+    return try_backend(spec(name), device(), cache=cache)
 
 
 def measured(
@@ -50,7 +49,6 @@ def measured(
         spec(name),
         device(),
         trial_of(name, cache),
-        kernel_release=KERNEL,
         num_threads=num_threads,
         cache=cache,
         retry=retry,
@@ -91,7 +89,6 @@ def test_figures_that_are_known(cache: ProbeCache) -> None:
             spec("works"),
             device(),
             trial,
-            kernel_release=KERNEL,
             num_threads=num_threads,
             cache=cache,
         )
@@ -108,12 +105,7 @@ def test_what_does_not_work_is_not_measured(
     trial = measured("refuses", cache)
     assert not trial.works
     assert calls() == ["self-test"]
-    assert (
-        cached_measurement(
-            spec("refuses"), device(), trial, kernel_release=KERNEL, num_threads=3, cache=cache
-        )
-        is None
-    )
+    assert cached_measurement(spec("refuses"), device(), trial, num_threads=3, cache=cache) is None
 
 
 @pytest.mark.slow
@@ -159,10 +151,10 @@ from potluck.probe.trials.measuring import measure_backend
 from potluck.probe.trials.running import try_backend
 from pathlib import Path
 cache = ProbeCache(Path({str(tmp_path / "probe.json")!r}))
-trial = try_backend(spec("works"), device(), kernel_release={KERNEL!r}, cache=cache)
+trial = try_backend(spec("works"), device(), cache=cache)
 print("ready", flush=True)
 input()
-trial = measure_backend(spec("works"), device(), trial, kernel_release={KERNEL!r}, num_threads=3,
+trial = measure_backend(spec("works"), device(), trial, num_threads=3,
                         cache=cache, retry={retry})
 print(trial.figures.read_bytes_per_second.value)
 """
