@@ -16,7 +16,6 @@ from potluck.placement.cuts import items_of
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.place import place
-from potluck.placement.rebalancing import rate_of
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, Plan, Preferences
@@ -122,7 +121,7 @@ def test_a_plan_with_groups_is_never_predicted_to_be_slower(first: int) -> None:
         assert plan.prediction is not None
         assert alone.prediction is not None
         objective = request.preferences.objective
-        ratio = rate_of(plan.prediction, objective) / rate_of(alone.prediction, objective)
+        ratio = plan.prediction.rate(objective) / alone.prediction.rate(objective)
         assert ratio >= (1.05 if has_groups else 1.0) * (1 - 1e-9), seed
     assert chosen > 0
 

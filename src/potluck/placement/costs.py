@@ -292,8 +292,7 @@ class CountedOffers:
         """Return fair offers for the mixed cost, with the credit of each unit."""
         spared = dict(zip(self.costs, self.mixed.spared_bytes, strict=False))
         return tuple(
-            replace(offer, spared_bytes=spared[sorts[offer.node_id, offer.unit_id]])
-            for offer in self.offered.offers
+            replace(offer, spared_bytes=spared[sorts[offer.unit]]) for offer in self.offered.offers
         )
 
 

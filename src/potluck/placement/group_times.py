@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from potluck.placement.divided_work import DividedWork, Phase
 from potluck.placement.links import HOP_SECONDS, LinkTable, step_bytes
-from potluck.placement.speed import worst
 from potluck.placement.times import LEAST_SECONDS, PartTimes, UnitTimes, part_seconds
 from potluck.placement.work import ModelWork
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Basis
+from potluck.types.placement import Basis, worst
 
 EXCHANGE_SECONDS = 10e-6
 PEER_SECONDS = 15e-6

@@ -159,10 +159,10 @@ class GroupedRequest:
 
 def arranged(request: PlaceRequest, stages: Sequence[PlacedStage]) -> GroupedRequest:
     """Return a request and the stages of a plan on it. Raise ``KeyError`` for an unknown unit."""
-    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    units = {each.unit: i for i, each in enumerate(request.candidates)}
     ranges = group_ranges(stage.shard.part for stage in stages)
     runs = [stages[each.start : each.stop] for each in ranges]
-    members = [tuple(units[each.node_id, each.unit_id] for each in run) for run in runs]
+    members = [tuple(units[each.unit] for each in run) for run in runs]
     groups: dict[tuple[int, ...], Group] = {}
     for run, own in zip(runs, members, strict=True):
         part = run[0].shard.part

@@ -25,7 +25,6 @@ from potluck.placement.layout import no_such_cut
 from potluck.placement.links import HOP_SECONDS, LinkTable, header_bytes, step_bytes
 from potluck.placement.offering import Pool
 from potluck.placement.path import Floats, PathProblem
-from potluck.placement.rebalancing import rate_of
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.times import PartTimes
@@ -233,12 +232,10 @@ def place_in_groups(
     uses.
     """
     wanted = request.preferences.tensor_parallel
-    used = {(stage.node_id, stage.unit_id) for stage in plan.stages} if plan is not None else set()
+    used = {stage.unit for stage in plan.stages} if plan is not None else set()
     is_small = len(request.candidates) <= _MOST_BESIDE
     others = [
-        index
-        for index, each in enumerate(request.candidates)
-        if is_small or (each.node_id, each.unit_id) in used
+        index for index, each in enumerate(request.candidates) if is_small or each.unit in used
     ]
     best: Plan | None = None
     problem = problem_of(request, 1)
@@ -267,7 +264,7 @@ def _rate(request: PlaceRequest, plan: Plan) -> float:
     """Return the tokens per second that the objective counts."""
     if plan.prediction is None:
         raise ValueError("the plan has no prediction")
-    return rate_of(plan.prediction, request.preferences.objective)
+    return plan.prediction.rate(request.preferences.objective)
 
 
 def plan_of(request: PlaceRequest, found: Found) -> Plan:
@@ -427,11 +424,11 @@ def _units_of_layout(request: PlaceRequest) -> Iterator[int]:
     """Yield the candidate of each stage of the layout. Raises the same errors as
     ``_arranged_layout``.
     """
-    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    units = {each.unit: i for i, each in enumerate(request.candidates)}
     seen: set[int] = set()
     for each in request.preferences.layout:
         where = f"{each.unit_id} on node {each.node_id}"
-        unit = units.get((each.node_id, each.unit_id))
+        unit = units.get(each.unit)
         if unit is None:
             raise ParameterError(
                 "layout",

@@ -141,7 +141,7 @@ class Placement:
                 return self._placed(size)
             except (ParameterError, InsufficientMemoryError):
                 pass
-        units = {(unit.node_id, unit.unit_id) for unit in wants.layout}
+        units = {each.unit for each in wants.layout}
         if not units <= self._units.keys():
             self._snapshot = replace(self._snapshot, preferences=replace(wants, layout=()))
         return None
@@ -280,13 +280,13 @@ class Placement:
         from potluck.placement.explain import unused_units  # most agents never plan
 
         rejections = (*self._able(size).rejections, *counted.offered.rejections)
-        explained = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
+        explained = {each.unit for each in (*rejections, *plan.rejections)}
         return (
             *rejections,
             *(
                 each
                 for each in unused_units(request, plan).rejections
-                if (each.node_id, each.unit_id) not in explained
+                if each.unit not in explained
             ),
         )
 
@@ -297,9 +297,9 @@ class Placement:
         counted = self._count(size, with_reserve=True, released_stages=())
         offered = counted.offered
         taken = [0] * len(offered.offers)
-        units = {(each.node_id, each.unit_id): i for i, each in enumerate(offered.offers)}
+        units = {each.unit: i for i, each in enumerate(offered.offers)}
         for stage in plan.stages:
-            unit = stage.node_id, stage.unit_id
+            unit = stage.unit
             own_size = self._on_unit(size, self._units[unit])
             if any(each.is_stage(unit, stage.shard, own_size) for each in self._held):
                 continue
@@ -352,7 +352,7 @@ class Placement:
         request = self._request(counted, size)
         if not request.candidates:
             return None
-        units = [(each.node_id, each.unit_id) for each in request.candidates]
+        units = [each.unit for each in request.candidates]
         return fill_by_speed(problem_of(request, 1), units)
 
     def _count(
@@ -375,7 +375,7 @@ class Placement:
         candidates = []
         divided: dict[Sort, DividedCost | None] = {}
         for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):
-            unit = self._units[offer.node_id, offer.unit_id]
+            unit = self._units[offer.unit]
             sort = sort_of(unit)
             if sort not in divided:
                 divided[sort] = self._divided_cost(counted.sizes[sort])
@@ -455,8 +455,8 @@ class Placement:
         return found
 
     def _predicted(self, stages: Sequence[PlacedStage], request: PlaceRequest) -> Prediction | None:
-        offered = {(each.node_id, each.unit_id) for each in request.candidates}
-        if any((stage.node_id, stage.unit_id) not in offered for stage in stages):
+        offered = {each.unit for each in request.candidates}
+        if any(stage.unit not in offered for stage in stages):
             return None
         return prediction_of(request, stages)
 

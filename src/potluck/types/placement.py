@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from potluck.types.choices import DEFAULT_NUM_STREAMS, Objective
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, OnUnit, UnitId
 from potluck.types.groups import LayoutStage, group_ranges
 from potluck.types.program import Shard
 
@@ -52,8 +52,13 @@ class Basis(enum.Enum):
     """A conservative default, since nothing is known."""
 
 
+def worst(*bases: Basis) -> Basis:
+    """Return the least certain basis of several figures."""
+    return max(bases, key=tuple(Basis).index)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePrediction:
+class StagePrediction(OnUnit):
     """The prediction for one stage: seconds per step within the engine, and per hop to the next.
 
     ``decode_seconds`` is for a step of one sequence, ``loaded_seconds`` for a step in which
@@ -103,9 +108,14 @@ class Prediction:
     gap: float = 0.0
     link_basis: Basis | None = None
 
+    def rate(self, objective: Objective) -> float:
+        """Return the tokens per second that count for an objective."""
+        is_throughput = objective is Objective.THROUGHPUT
+        return self.total_tokens_per_second if is_throughput else self.tokens_per_second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitOffer:
+class UnitOffer(OnUnit):
     """A unit on which stages can be placed, and the memory that they may use there.
 
     ``spared_bytes`` is the difference between a model's cost, which is that of the most demanding
@@ -157,7 +167,7 @@ class ModelCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedStage:
+class PlacedStage(OnUnit):
     """A shard placed on a unit, and the maximum memory that it requires there.
 
     If ``is_mapped``, its weights are mapped even if the plan does not map weights, because a worker
@@ -172,7 +182,7 @@ class PlacedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(OnUnit):
     """An unused unit, with the reason."""
 
     node_id: NodeId
