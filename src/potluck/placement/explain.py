@@ -220,7 +220,7 @@ def _joining(
 
 
 def _too_small(usable_bytes: int, cost: ModelCost) -> str:
-    layer_bytes = cost.least_layer_bytes + cost.scratch_bytes + cost.process_bytes
+    layer_bytes = cost.least_layer_bytes + cost.stage_bytes
     if usable_bytes >= layer_bytes:  # the layer is in the middle of a stage
         return (
             f"no part of the model fits next to a stage in the {format_bytes(usable_bytes)} "

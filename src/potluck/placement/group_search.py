@@ -22,7 +22,6 @@ from potluck.placement.grouping import Group, can_join
 from potluck.placement.path import Floats, PathProblem
 from potluck.placement.times import UnitTimes
 from potluck.types.choices import Objective
-from potluck.types.placement import ModelCost
 
 MOST_MEMBERS = 16
 """The maximum size of an automatically chosen group: each member sends to every other one."""
@@ -293,12 +292,8 @@ def _part_of_model(candidate: Candidate) -> float:
     """Return the part of the model for which a unit has room: above 1 if it has more than
     enough.
     """
-    room = candidate.usable_bytes - candidate.cost.scratch_bytes - candidate.cost.process_bytes
-    return max(0.0, room / max(1, _held_bytes(candidate.cost)))
-
-
-def _held_bytes(cost: ModelCost) -> int:
-    return sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
+    room = candidate.usable_bytes - candidate.cost.stage_bytes
+    return max(0.0, room / max(1, candidate.cost.model_bytes))
 
 
 def shares_of(

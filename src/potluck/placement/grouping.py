@@ -110,7 +110,7 @@ def group_candidate(
         node_id=leader.node_id,
         unit_id=leader.unit_id,
         usable_bytes=FULL,
-        cost=_fullest([_in_parts(each.cost, each.usable_bytes) for each in with_parts]),
+        cost=ModelCost.largest([_in_parts(each.cost, each.usable_bytes) for each in with_parts]),
         times=GroupTimes(
             members=tuple(times),
             divided=request.divide(shares),
@@ -222,27 +222,10 @@ def _in_parts(cost: ModelCost, usable_bytes: int) -> ModelCost:
         embedding_bytes=parts(cost.embedding_bytes),
         head_bytes=parts(cost.head_bytes),
         shared_bytes=cost.shared_bytes * FULL // max(1, usable_bytes),
-        scratch_bytes=parts(cost.scratch_bytes + cost.process_bytes),
-        process_bytes=0,
-        lone_embedding_bytes=_NEVER,
-        lone_head_bytes=_NEVER,
-        no_cuts=cost.no_cuts,
-    )
-
-
-def _fullest(costs: Sequence[ModelCost]) -> ModelCost:
-    """Return for each part the maximum over the members."""
-    return ModelCost(
-        layer_bytes=tuple(
-            max(each) for each in zip(*(cost.layer_bytes for cost in costs), strict=True)
-        ),
-        embedding_bytes=max(cost.embedding_bytes for cost in costs),
-        head_bytes=max(cost.head_bytes for cost in costs),
-        shared_bytes=min(cost.shared_bytes for cost in costs),
-        scratch_bytes=max(cost.scratch_bytes for cost in costs),
+        scratch_bytes=parts(cost.stage_bytes),
         process_bytes=0,
         # A group without a layer would have nothing to exchange, only more units that may fail.
         lone_embedding_bytes=_NEVER,
         lone_head_bytes=_NEVER,
-        no_cuts=costs[0].no_cuts,
+        no_cuts=cost.no_cuts,
     )

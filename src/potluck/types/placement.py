@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -128,6 +129,15 @@ class UnitOffer(OnUnit):
     spared_bytes: int = 0
 
 
+def inseparable_layers(num_layers: int, no_cuts: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Return the layers ``[start, end)`` of each group that no stage begins within, in order.
+
+    No stage begins before the layers in ``no_cuts``.
+    """
+    cuts = (layer for layer in range(1, num_layers) if layer not in no_cuts)
+    return tuple(pairwise((0, *cuts, num_layers)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
     """Upper bounds of the memory requirements of a model's parts in bytes, on any unit.
@@ -153,12 +163,43 @@ class ModelCost:
     lone_head_bytes: int
     no_cuts: frozenset[int] = frozenset()
 
+    @classmethod
+    def largest(cls, costs: Sequence[ModelCost]) -> ModelCost:
+        """Return the most that each part costs, and the least that one stage with both ends saves.
+
+        The ``costs`` are of one model.
+        """
+        return cls(
+            layer_bytes=tuple(map(max, zip(*(cost.layer_bytes for cost in costs), strict=True))),
+            embedding_bytes=max(cost.embedding_bytes for cost in costs),
+            head_bytes=max(cost.head_bytes for cost in costs),
+            shared_bytes=min(cost.shared_bytes for cost in costs),
+            scratch_bytes=max(cost.scratch_bytes for cost in costs),
+            process_bytes=max(cost.process_bytes for cost in costs),
+            lone_embedding_bytes=max(cost.lone_embedding_bytes for cost in costs),
+            lone_head_bytes=max(cost.lone_head_bytes for cost in costs),
+            no_cuts=frozenset().union(*(cost.no_cuts for cost in costs)),
+        )
+
+    @property
+    def item_bytes(self) -> tuple[int, ...]:
+        """Return the sizes of the embedding, of each layer and of the head."""
+        return (self.embedding_bytes, *self.layer_bytes, self.head_bytes)
+
+    @property
+    def model_bytes(self) -> int:
+        """Return the size of the whole model on one stage, in addition to ``stage_bytes``."""
+        return sum(self.item_bytes) - self.shared_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Return what every stage needs in addition to its items."""
+        return self.scratch_bytes + self.process_bytes
+
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
         """Return the layers ``[start, end)`` of each group that cannot be separated, in order."""
-        last = len(self.layer_bytes)
-        bounds = [0, *(layer for layer in range(1, last) if layer not in self.no_cuts), last]
-        return tuple(pairwise(bounds))
+        return inseparable_layers(len(self.layer_bytes), self.no_cuts)
 
     @property
     def least_layer_bytes(self) -> int:
