@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from potluck.engines.loading.sizes import on_unit, stronger_quantizations
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.placement.divided_work import DividedWork
-from potluck.placement.offering import Offered, offers, reason_against
+from potluck.placement.offering import Offered, offers, usable_units
 from potluck.placement.stage_reuse import Holding, released
 from potluck.placement.work import ModelWork
 from potluck.types.arithmetic import Arithmetic
@@ -317,7 +317,7 @@ def count_offers(
         ]
 
     sizes: dict[Sort, StageSize] = {}
-    for unit in usable_units(able, with_reserve=with_reserve):
+    for _, unit in usable_units(able, with_reserve=with_reserve):
         own = on_unit(size, unit, counting.abilities(unit.backend))
         if sizes.setdefault(sort_of(unit), own).num_threads < own.num_threads:
             sizes[sort_of(unit)] = own
@@ -335,14 +335,3 @@ def count_offers(
     # If nothing is offered, the error should still state the memory requirement of the model.
     mixed = mixed_cost(list(costs.values()) or [model_cost(counting, size)])
     return CountedOffers(offered=offered, costs=costs, sizes=sizes, mixed=mixed)
-
-
-def usable_units(able: Sequence[NodeReport], *, with_reserve: bool) -> list[UnitReport]:
-    """Return the units that may be offered."""
-    return [
-        unit
-        for report in able
-        if not report.is_draining
-        for unit in report.units
-        if reason_against(unit, with_reserve=with_reserve) is None
-    ]

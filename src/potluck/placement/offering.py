@@ -191,6 +191,19 @@ def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:
             return unit.reason
 
 
+def usable_units(
+    reports: Sequence[NodeReport], *, with_reserve: bool
+) -> list[tuple[NodeReport, UnitReport]]:
+    """Return the units that may be offered, each with its node's report."""
+    return [
+        (report, unit)
+        for report in reports
+        if not report.is_draining
+        for unit in report.units
+        if reason_against(unit, with_reserve=with_reserve) is None
+    ]
+
+
 def _left_by_pool(reports: Sequence[NodeReport]) -> dict[str, int]:
     """Return the memory that all units together may still use of each pool."""
     left = {}

@@ -26,12 +26,11 @@ from potluck.placement.costs import (
     count_offers,
     member_cost,
     sort_of,
-    usable_units,
 )
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import link_table
-from potluck.placement.offering import reason_against
+from potluck.placement.offering import reason_against, usable_units
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
@@ -152,10 +151,7 @@ class Placement:
         """
         usable = {
             (report.node_id, unit.unit_id): self._on_unit(size, unit)
-            for report in self._able(size).reports
-            if not report.is_draining
-            for unit in report.units
-            if reason_against(unit, with_reserve=True) is None
+            for report, unit in usable_units(self._able(size).reports, with_reserve=True)
         }
         fitting = [
             each
