@@ -116,11 +116,6 @@ class Scheduler:
         sequence = self._sequences.get(sequence_id)
         return None if sequence is None else sequence.num_cached_tokens
 
-    @property
-    def num_steps_in_flight(self) -> int:
-        """Return the number of steps formed and not completed."""
-        return len(self._steps_in_flight)
-
     def add(
         self,
         request: SequenceRequest,
