@@ -97,7 +97,7 @@ def check(request: PlaceRequest, plan: Plan) -> None:
     assert plan.prediction is not None
     assert [(each.node_id, each.unit_id) for each in plan.prediction.stages] == units
     assert plan.prediction.steps_in_flight <= len(plan.groups) + 1
-    again = prediction_of(request, plan.stages, gap=plan.prediction.gap)
+    again = prediction_of(request, plan.stages)
     assert math.isclose(again.token_seconds, plan.prediction.token_seconds)
 
 

@@ -190,12 +190,10 @@ def has_room(candidate: Candidate, cut: Cut) -> bool:
     return bytes_of(candidate.cost, cut.start, cut.end) <= candidate.usable_bytes
 
 
-def prediction_of(
-    request: PlaceRequest, stages: Sequence[PlacedStage], *, gap: float = 0.0
-) -> Prediction:
+def prediction_of(request: PlaceRequest, stages: Sequence[PlacedStage]) -> Prediction:
     """Return the prediction for stages, each on one of the candidates."""
     found = arranged(request, stages)
-    return predicted(found.request, found.cuts, gap=gap)
+    return predicted(found.request, found.cuts)
 
 
 def predicted(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> Prediction:
