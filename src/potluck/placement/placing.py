@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-import msgspec
-
 from potluck.engines.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
 from potluck.errors import (
     EngineError,
@@ -30,7 +28,7 @@ from potluck.placement.costs import (
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import link_table
-from potluck.placement.offering import reason_against, usable_units
+from potluck.placement.offering import Sifted, reason_against, sifted, usable_units
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
@@ -80,7 +78,7 @@ class Placement:
         self._counting = counting
         self._snapshot = snapshot
         self._held = snapshot.held
-        self._able_in: dict[Quantization, _AbleBackends] = {}
+        self._able_in: dict[Quantization, Sifted] = {}
         self._units = {
             (report.node_id, unit.unit_id): unit
             for report in snapshot.able
@@ -187,7 +185,7 @@ class Placement:
         row = [self._snapshot.coordinator, *leaders, self._snapshot.coordinator]
         return next((pair for pair in pairwise(row) if self._links.is_closed(*pair)), None)
 
-    def _able(self, size: StageSize) -> _AbleBackends:
+    def _able(self, size: StageSize) -> Sifted:
         found = self._able_in.get(size.quantization)
         if found is None:
             found = _of_able_backends(self._counting, self._snapshot.able, size.quantization)
@@ -457,18 +455,13 @@ class Placement:
         return prediction_of(request, stages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AbleBackends:
-    """Reports without the units of backends that cannot be counted or used, and these units."""
-
-    reports: Sequence[NodeReport]
-    rejections: Sequence[Rejection]
-
-
 def _of_able_backends(
     counting: Counting, reports: Sequence[NodeReport], quantization: Quantization
-) -> _AbleBackends:
-    """Return the usable backends. Raise the error of a backend if none is left."""
+) -> Sifted:
+    """Return the reports without the units of backends that cannot be counted or used.
+
+    Raise the error of a backend if none is left.
+    """
     problems: dict[str, PotluckError] = {}
     reasons: dict[str, str] = {}
     backends = {
@@ -488,20 +481,4 @@ def _of_able_backends(
             reasons[backend] = f"the coordinator cannot compute it: {error.message}"
     if problems and problems.keys() == backends:
         raise problems[min(problems)]
-    able = [
-        msgspec.structs.replace(
-            report, units=tuple(unit for unit in report.units if unit.backend not in problems)
-        )
-        for report in reports
-    ]
-    rejections = [
-        Rejection(
-            node_id=report.node_id,
-            unit_id=unit.unit_id,
-            reason=reasons[unit.backend],
-        )
-        for report in reports
-        for unit in report.units
-        if unit.backend in problems
-    ]
-    return _AbleBackends(reports=able, rejections=rejections)
+    return sifted(reports, lambda unit: reasons.get(unit.backend))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.costs import Counting
-from potluck.placement.offering import usable_units
+from potluck.placement.offering import Sifted, sifted, usable_units
 from potluck.placement.planned import PlannedModel, planned_model
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
@@ -28,39 +26,15 @@ if TYPE_CHECKING:
 _HINT = "--arithmetic exact uses every unit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
-    """Reports without the units that do not support an arithmetic, and these units.
+def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Sifted:
+    """Return the units of ``reports`` that can take part in a deployment with this arithmetic.
 
     Only units of the native backend compute in a requested arithmetic: a unit that does not support
     the arithmetic of a deployment is left out of it. Units of other backends always use an
     arithmetic of their own (docs/adr/0013), and stay.
     """
-
-    reports: tuple[NodeReport, ...]
-    rejections: tuple[Rejection, ...]
-
-
-def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Computing:
-    """Return the units of ``reports`` that can take part in a deployment with this arithmetic."""
-    return Computing(
-        reports=tuple(
-            msgspec.structs.replace(
-                report, units=tuple(unit for unit in report.units if _has(unit, arithmetic))
-            )
-            for report in reports
-        ),
-        rejections=tuple(
-            Rejection(
-                node_id=report.node_id,
-                unit_id=unit.unit_id,
-                reason=f"it does not support the {arithmetic.value} arithmetic of this deployment",
-            )
-            for report in reports
-            for unit in report.units
-            if not _has(unit, arithmetic)
-        ),
-    )
+    reason = f"it does not support the {arithmetic.value} arithmetic of this deployment"
+    return sifted(reports, lambda unit: None if _has(unit, arithmetic) else reason)
 
 
 def plan_in(
