@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.placement.grouping import LARGE, SIZE, group_request, joining
+from support.placement.grouping import LARGE, SIZE, group_request, groups_of, joining
 from support.placement.units import llama_config
 
 from potluck.errors import ParameterError
@@ -76,7 +76,7 @@ def check(request: PlaceRequest, plan: Plan) -> None:
     units = [(stage.node_id, stage.unit_id) for stage in plan.stages]
     assert len(set(units)) == len(units)
     position = 0
-    for group in plan.groups:
+    for group in groups_of(plan):
         start, end = items_of(group[0].shard)
         assert start == position < end
         position = end
@@ -96,7 +96,7 @@ def check(request: PlaceRequest, plan: Plan) -> None:
         assert stage.num_bytes <= usable[stage.node_id, stage.unit_id]
     assert plan.prediction is not None
     assert [(each.node_id, each.unit_id) for each in plan.prediction.stages] == units
-    assert plan.prediction.steps_in_flight <= len(plan.groups) + 1
+    assert plan.prediction.steps_in_flight <= len(groups_of(plan)) + 1
     again = prediction_of(request, plan.stages)
     assert math.isclose(again.token_seconds, plan.prediction.token_seconds)
 
@@ -113,7 +113,7 @@ def test_a_plan_with_groups_is_never_predicted_to_be_slower(first: int) -> None:
             assert alone is None
             continue
         check(request, plan)
-        has_groups = len(plan.groups) < len(plan.stages)
+        has_groups = len(groups_of(plan)) < len(plan.stages)
         chosen += has_groups
         if alone is None:
             assert has_groups, "what fits only with groups has groups"
@@ -143,9 +143,9 @@ def test_faster_units_have_larger_shares(seed: int) -> None:
         return
     plan = place(roomy)
     assert plan is not None
-    assert {len(group) for group in plan.groups} == {number}
+    assert {len(group) for group in groups_of(plan)} == {number}
     seconds = {each.node_id: sum(each.times.decode().item_seconds) for each in roomy.candidates}
-    for group in plan.groups:
+    for group in groups_of(plan):
         part = group[0].shard.part
         assert part is not None
         by_speed = sorted(zip(group, part.shares, strict=True), key=lambda e: seconds[e[0].node_id])
@@ -172,4 +172,4 @@ def test_where_a_number_of_units_is_asked_for_every_stage_has_it(seed: int, numb
     plan = place(request)
     if plan is not None:
         check(request, plan)
-        assert {len(group) for group in plan.groups} == {number}
+        assert {len(group) for group in groups_of(plan)} == {number}

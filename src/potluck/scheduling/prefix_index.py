@@ -115,10 +115,6 @@ class PrefixIndex:
         self._full: dict[bytes, int] = {}
         self._children: dict[bytes, dict[int, None]] = {}  # by the hash before them, oldest first
 
-    def __len__(self) -> int:
-        """Return the number of blocks whose content is known."""
-        return len(self._entries)
-
     def block_of(self, full_hash: bytes) -> int | None:
         """Return the full block with that hash, or None if there is none."""
         return self._full.get(full_hash)

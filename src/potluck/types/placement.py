@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from potluck.types.choices import DEFAULT_NUM_STREAMS, Objective
 from potluck.types.cluster import NodeId, OnUnit, UnitId
-from potluck.types.groups import LayoutStage, group_ranges
+from potluck.types.groups import LayoutStage
 from potluck.types.program import Shard
 
 
@@ -242,9 +242,3 @@ class Plan:
     stages: tuple[PlacedStage, ...]
     rejections: tuple[Rejection, ...]
     prediction: Prediction | None = None
-
-    @property
-    def groups(self) -> tuple[tuple[PlacedStage, ...], ...]:
-        """Return the stages of the pipeline, each with one unit or the members of a group."""
-        ranges = group_ranges(stage.shard.part for stage in self.stages)
-        return tuple(self.stages[each.start : each.stop] for each in ranges)
