@@ -17,7 +17,7 @@ from itertools import zip_longest
 import numpy as np
 
 from potluck.placement.candidates import Candidate, PlaceRequest
-from potluck.placement.group_times import EXCHANGE_SECONDS, PEER_SECONDS
+from potluck.placement.group_times import exchange_overhead
 from potluck.placement.grouping import Group, can_join
 from potluck.placement.path import Floats, PathProblem
 from potluck.placement.times import UnitTimes
@@ -236,7 +236,7 @@ class GroupSearch:
         """Return the estimated seconds of a step in a group; each member sends its part to all
         others.
         """
-        overhead = slowness * (EXCHANGE_SECONDS + PEER_SECONDS * (num_members - 1))
+        overhead = slowness * exchange_overhead(num_members)
         sent = self.exchanged_bytes * (num_members - 1) / num_members
         estimates: Floats = (
             computing + self.num_exchanges * (overhead + latency) + sent * seconds_per_byte
