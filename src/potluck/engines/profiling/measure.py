@@ -7,6 +7,7 @@ time in which threads may run: a CPU quota (``UnitReport.usable_cores``) is not 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -94,6 +95,11 @@ def measure(
         setup.stopwatch,
     )
     return {"figures": figures, "rates": rates}
+
+
+def print_progress(fraction: float) -> None:
+    """Print the progress of a child process for ``probe.trials.running``."""
+    print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - for the parent
 
 
 def _figures(
