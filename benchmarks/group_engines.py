@@ -33,7 +33,6 @@ from model_shapes import SHAPES
 
 from potluck.engines.native.engine import NativeEngine, choose_isa
 from potluck.engines.native.pool import make_pool
-from potluck.models.division import group_shards
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 
@@ -177,7 +176,7 @@ def measure_links(kind: str, num_layers: int) -> list[dict[str, Any]]:
         return loaded_engine(config, shard, TYPES[kind], make_pool(1), isa)
 
     single = engine(whole)
-    pair = Pair([engine(each) for each in group_shards(whole, (1, 1))])
+    pair = Pair([engine(each) for each in whole.divided((1, 1))])
     samples: dict[str, list[float]] = {"single": [], **{each.name: [] for each in LINKS}}
     counted: dict[str, dict[str, Any]] = {}
     for _ in range(ROUNDS):
@@ -207,7 +206,7 @@ def measure_links(kind: str, num_layers: int) -> list[dict[str, Any]]:
 def measure_own_time(kind: str, num_layers: int) -> list[dict[str, Any]]:
     """Return a row for each number of tokens."""
     config, whole = config_of(replace(SHAPES["1B"], num_layers=num_layers)), layers(num_layers)
-    leader, _ = group_shards(whole, (1, 1))
+    leader, _ = whole.divided((1, 1))
     engine = loaded_engine(config, leader, TYPES[kind], make_pool(1), choose_isa(None))
     nothing = Nothing()
     engine.join_group(nothing)

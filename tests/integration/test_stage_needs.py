@@ -30,7 +30,6 @@ from potluck.catalog.needs import announce, header_ends, stage_needs, text_needs
 from potluck.engines.dequantize import dequantize
 from potluck.engines.loading.plan import program_to_count
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
-from potluck.models.division import group_shards
 from potluck.types.choices import Quantization
 from potluck.types.content import FileContent, Manifest
 from potluck.types.program import Shard
@@ -198,8 +197,8 @@ def shards() -> Iterable[Shard]:
     yield middle
     yield Shard(start_layer=0, end_layer=1, num_layers=3, has_embedding=True, has_head=False)
     yield Shard(start_layer=2, end_layer=3, num_layers=3, has_embedding=False, has_head=True)
-    yield from group_shards(middle, (1, 1))
-    yield from group_shards(whole, (1, 2, 1))
+    yield from middle.divided((1, 1))
+    yield from whole.divided((1, 2, 1))
 
 
 def offsets(ranges: Iterable[tuple[FileContent, int, int]]) -> dict[str, np.ndarray]:

@@ -21,7 +21,6 @@ from potluck.engines.loading import PackedCache, StageSize, plan_stage
 from potluck.engines.loading.load import LoadedStage, load_stage
 from potluck.engines.loading.prepare import packed_weights
 from potluck.engines.native.engine import NativeEngine
-from potluck.models.division import group_shards
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 from potluck.types.stage import StagePlan
@@ -135,7 +134,7 @@ def test_a_group_computes_what_one_unit_does(
     expected, whole, whole_stage = whole_logits(description, quantization)
     keys = {whole_stage.weights_key}
     for shares in ((1, 1), (3, 2, 2)):
-        shards = group_shards(Shard.whole(2), shares)
+        shards = Shard.whole(2).divided(shares)
         plans = plans_of(description, shards, quantization)
         stages = loaded(description, plans)
         for plan, stage in zip(plans, stages, strict=True):

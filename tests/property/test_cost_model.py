@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.placement.units import candidate, llama_config, with_times, work_of
 
+from potluck.placement.candidates import PlaceRequest
 from potluck.placement.cuts import Cut
 from potluck.placement.links import link_table
-from potluck.placement.place import path_problem
+from potluck.placement.place import problem_of
 from potluck.placement.prediction import predict
 from potluck.placement.speed import unit_speed
 from potluck.placement.times import UnitTimes
@@ -87,13 +88,11 @@ def test_nothing_is_zero_infinite_or_no_number(
     times = UnitTimes(work=WORK, speed=speed).corrected(step_times)  # type: ignore[arg-type]
     table = link_table([NodeSpeeds(node_id=A, links=tuple(links))], {A: "x", B: "y"})
     units = (candidate("a", WORK), with_times(candidate("b", WORK), times))
-    problem = path_problem(
-        units,
-        table,
-        coordinator=A,
-        num_sequences=num_sequences,
-        context_tokens=context_tokens,
+    preferences = Preferences(num_streams=num_sequences, context_tokens=context_tokens)
+    request = PlaceRequest(
+        candidates=units, links=table, coordinator=A, preferences=preferences, max_step_tokens=512
     )
+    problem = problem_of(request, num_sequences)
     for array in (
         problem.item_seconds,
         problem.stage_seconds,
@@ -107,7 +106,7 @@ def test_nothing_is_zero_infinite_or_no_number(
         (Cut(unit=0, start=0, end=2), Cut(unit=1, start=2, end=5)),
         table,
         coordinator=A,
-        preferences=Preferences(num_streams=num_sequences, context_tokens=context_tokens),
+        preferences=preferences,
         max_step_tokens=512,
     )
     numbers = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.placement.grouping import LARGE, SIZE, group_request, joining
+from support.placement.grouping import LARGE, SIZE, group_request, groups_of, joining
 from support.placement.units import llama_config
 
 from potluck.errors import ParameterError
@@ -16,7 +16,6 @@ from potluck.placement.cuts import items_of
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import Link, LinkTable
 from potluck.placement.place import place
-from potluck.placement.rebalancing import rate_of
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, Plan, Preferences
@@ -77,7 +76,7 @@ def check(request: PlaceRequest, plan: Plan) -> None:
     units = [(stage.node_id, stage.unit_id) for stage in plan.stages]
     assert len(set(units)) == len(units)
     position = 0
-    for group in plan.groups:
+    for group in groups_of(plan):
         start, end = items_of(group[0].shard)
         assert start == position < end
         position = end
@@ -97,8 +96,8 @@ def check(request: PlaceRequest, plan: Plan) -> None:
         assert stage.num_bytes <= usable[stage.node_id, stage.unit_id]
     assert plan.prediction is not None
     assert [(each.node_id, each.unit_id) for each in plan.prediction.stages] == units
-    assert plan.prediction.steps_in_flight <= len(plan.groups) + 1
-    again = prediction_of(request, plan.stages, gap=plan.prediction.gap)
+    assert plan.prediction.steps_in_flight <= len(groups_of(plan)) + 1
+    again = prediction_of(request, plan.stages)
     assert math.isclose(again.token_seconds, plan.prediction.token_seconds)
 
 
@@ -114,7 +113,7 @@ def test_a_plan_with_groups_is_never_predicted_to_be_slower(first: int) -> None:
             assert alone is None
             continue
         check(request, plan)
-        has_groups = len(plan.groups) < len(plan.stages)
+        has_groups = len(groups_of(plan)) < len(plan.stages)
         chosen += has_groups
         if alone is None:
             assert has_groups, "what fits only with groups has groups"
@@ -122,7 +121,7 @@ def test_a_plan_with_groups_is_never_predicted_to_be_slower(first: int) -> None:
         assert plan.prediction is not None
         assert alone.prediction is not None
         objective = request.preferences.objective
-        ratio = rate_of(plan.prediction, objective) / rate_of(alone.prediction, objective)
+        ratio = plan.prediction.rate(objective) / alone.prediction.rate(objective)
         assert ratio >= (1.05 if has_groups else 1.0) * (1 - 1e-9), seed
     assert chosen > 0
 
@@ -144,9 +143,9 @@ def test_faster_units_have_larger_shares(seed: int) -> None:
         return
     plan = place(roomy)
     assert plan is not None
-    assert {len(group) for group in plan.groups} == {number}
+    assert {len(group) for group in groups_of(plan)} == {number}
     seconds = {each.node_id: sum(each.times.decode().item_seconds) for each in roomy.candidates}
-    for group in plan.groups:
+    for group in groups_of(plan):
         part = group[0].shard.part
         assert part is not None
         by_speed = sorted(zip(group, part.shares, strict=True), key=lambda e: seconds[e[0].node_id])
@@ -173,4 +172,4 @@ def test_where_a_number_of_units_is_asked_for_every_stage_has_it(seed: int, numb
     plan = place(request)
     if plan is not None:
         check(request, plan)
-        assert {len(group) for group in plan.groups} == {number}
+        assert {len(group) for group in groups_of(plan)} == {number}

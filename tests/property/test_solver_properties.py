@@ -16,7 +16,7 @@ from support.placement.path_problems import (
 )
 
 from potluck.placement.cuts import Cut
-from potluck.placement.path import PathProblem, missing_bytes
+from potluck.placement.path import PathProblem
 from potluck.placement.solver import (
     best_throughput,
     minimize,
@@ -53,7 +53,6 @@ def test_one_stream_gets_the_best_of_all_answers_on_small_fleets(part: int) -> N
         if not len(paths):
             assert path is None
             continue
-        assert missing_bytes(problem) == 0
         num_solved += 1
         assert path is not None
         check_answer(problem, path.cuts)
@@ -228,7 +227,7 @@ def test_the_same_problem_has_the_same_answer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_units", [10, 60, 200])
-def test_a_fleet_without_room_has_no_answer_and_says_what_it_lacks(num_units: int) -> None:
+def test_a_fleet_without_room_has_no_answer(num_units: int) -> None:
     random = np.random.default_rng(2)
     most = 0.8 / num_units
     problem = fleet_problem(
@@ -238,14 +237,12 @@ def test_a_fleet_without_room_has_no_answer_and_says_what_it_lacks(num_units: in
     of_sequences = partial(for_sequences, problem)
     assert best_throughput(of_sequences, 4, num_elements=50_000_000) is None
     assert replicate(of_sequences, 4, num_elements=50_000_000) == ()
-    assert missing_bytes(problem) >= problem.item_bytes[0].sum() * 0.2 - 300
 
 
-def test_a_fleet_whose_links_are_all_cut_has_no_answer_but_lacks_no_memory() -> None:
+def test_a_fleet_whose_links_are_all_cut_has_no_answer() -> None:
     problem = fleet_problem(
         np.random.default_rng(2), num_units=140, num_layers=10, part=(0.1, 0.5), links="equal"
     )
     problem.hop_seconds[:-1, :-1] = np.inf
     assert shortest_path(problem) is None
     assert replicate(partial(for_sequences, problem), 4) == ()
-    assert missing_bytes(problem) == 0

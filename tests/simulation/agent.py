@@ -43,7 +43,6 @@ from potluck.cluster.agent.weights import ReadModel
 from potluck.cluster.coordinator.attempt import Attempt, DeploymentDependencies
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
 from potluck.cluster.wire.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
 from potluck.cluster.wire.worker_messages import Connect, Peer
@@ -58,7 +57,7 @@ from potluck.scheduling.ledger import Ledger
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.scheduling.scheduler import Scheduler
 from potluck.types.choices import Rebalance
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, NodeUnitId
 from potluck.types.deployment import (
     DeploymentRecord,
     DeploymentState,

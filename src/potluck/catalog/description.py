@@ -45,7 +45,6 @@ from potluck.models.registry import (
     config_from_hugging_face,
     refuse_unread_tensors,
     skipped_parts,
-    stored_tensors,
     stored_weights,
     with_stored_head,
 )
@@ -189,7 +188,7 @@ def canonical_source(
     """
     from potluck.weights.canonical import CanonicalSource
 
-    stored = stored_tensors(description.config, program, description.files.kind)
+    stored = stored_weights(description.config, program.weights, description.files.kind)
     path = description.files.label
     return CanonicalSource(tensors, stored, path=path, dequantize=dequantize)
 

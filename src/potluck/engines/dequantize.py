@@ -40,7 +40,7 @@ def iq2_xxs(blocks: Bytes) -> Floats:
     """
     words = _words(blocks[:, 2:]).reshape(-1, 8, 2)
     indices = np.ascontiguousarray(words[..., 0]).view(np.uint8)
-    scales = _scale(blocks) * (np.float32(0.5) + (words[..., 1] >> 28).astype(np.float32))
+    scales = _f16(blocks[:, :2]) * (np.float32(0.5) + (words[..., 1] >> 28).astype(np.float32))
     values = _grid("IQ2_XXS")[indices] * _signs(_seven_bit_signs(words[..., 1])).reshape(-1, 32, 8)
     return _scaled(scales * np.float32(0.25), values)
 
@@ -49,7 +49,7 @@ def iq2_xs(blocks: Bytes) -> Floats:
     """f16 scale, 32 words of 9 bits of index and 7 of signs, 16 scales of 4 bits."""
     words = np.ascontiguousarray(blocks[:, 2:66]).view("<u2")
     signs = _signs(_completed(words >> 9))
-    scales = _scale(blocks) * (np.float32(0.5) + _four_bit_scales(blocks[:, 66:]))
+    scales = _f16(blocks[:, :2]) * (np.float32(0.5) + _four_bit_scales(blocks[:, 66:]))
     return _scaled(scales * np.float32(0.25), _grid("IQ2_XS")[words & 511] * signs)
 
 
@@ -58,7 +58,7 @@ def iq2_s(blocks: Bytes) -> Floats:
     bits, 16 scales of 4 bits.
     """
     indices = _with_upper_bits(blocks[:, 2:34], blocks[:, 66:74], 2)
-    scales = _scale(blocks) * (np.float32(0.5) + _four_bit_scales(blocks[:, 74:]))
+    scales = _f16(blocks[:, :2]) * (np.float32(0.5) + _four_bit_scales(blocks[:, 74:]))
     values = _grid("IQ2_S")[indices] * _signs(blocks[:, 34:66])
     return _scaled(scales * np.float32(0.25), values)
 
@@ -66,7 +66,7 @@ def iq2_s(blocks: Bytes) -> Floats:
 def iq3_xxs(blocks: Bytes) -> Floats:
     """f16 scale, 64 bytes of indices, 8 words of 4 × 7 bits of signs and 4 bits of scale."""
     words = _words(blocks[:, 66:])
-    scales = _scale(blocks) * (np.float32(0.5) + (words >> 28).astype(np.float32))
+    scales = _f16(blocks[:, :2]) * (np.float32(0.5) + (words >> 28).astype(np.float32))
     values = _grid("IQ3_XXS")[blocks[:, 2:66]].reshape(-1, 32, 8)
     signs = _signs(_seven_bit_signs(words)).reshape(-1, 32, 8)
     return _scaled(scales * np.float32(0.5), values * signs)
@@ -77,7 +77,7 @@ def iq3_s(blocks: Bytes) -> Floats:
     of 4 bits.
     """
     indices = _with_upper_bits(blocks[:, 2:66], blocks[:, 66:74], 1)
-    scales = _scale(blocks) * (1 + 2 * _four_bit_scales(blocks[:, 106:]))
+    scales = _f16(blocks[:, :2]) * (1 + 2 * _four_bit_scales(blocks[:, 106:]))
     values = _grid("IQ3_S")[indices].reshape(-1, 32, 8) * _signs(blocks[:, 74:106])
     return _scaled(scales, values)
 
@@ -89,7 +89,7 @@ def iq1_s(blocks: Bytes) -> Floats:
     words = np.ascontiguousarray(blocks[:, 34:]).view("<u2")
     upper = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16)) & 7
     indices = blocks[:, 2:34] | (upper.reshape(-1, 32) << 8)
-    scales = _scale(blocks) * (2 * ((words >> 12) & 7) + 1).astype(np.float32)
+    scales = _f16(blocks[:, :2]) * (2 * ((words >> 12) & 7) + 1).astype(np.float32)
     delta = np.where(words & 0x8000, -_DELTA, _DELTA)
     values = _grid("IQ1_S")[indices].reshape(-1, 8, 32) + delta[:, :, None]
     return _scaled(scales, values)
@@ -114,10 +114,6 @@ def _scaled(scales: Floats, values: Floats) -> Floats:
     """Return ``values`` of every block, in equal parts multiplied by its scales."""
     parts = values.reshape(*scales.shape, -1)
     return (scales[:, :, None] * parts).reshape(-1, 256)
-
-
-def _scale(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
 
 
 def _words(stored: Bytes) -> NDArray[np.uint32]:
@@ -251,7 +247,7 @@ def _q6_k(blocks: Bytes) -> Floats:
     high = (pairs >> np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]) & 3
     values = (low + 16 * high).astype(np.float32) - np.float32(32)
     scales = _f16(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return (scales[:, :, None] * values.reshape(-1, 16, 16)).reshape(-1, 256)
+    return _scaled(scales, values)
 
 
 def _q2_k(blocks: Bytes) -> Floats:
@@ -276,12 +272,12 @@ def _q3_k(blocks: Bytes) -> Floats:
     high = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
     values = _pairs(blocks[:, 32:96]) + 4 * high.reshape(-1, 256)
     packed, upper = blocks[:, 96:104], blocks[:, None, 104:108]
-    low = np.concatenate([packed & 15, packed >> 4], axis=1)
+    low = _both_nibbles(packed)
     top = (upper >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
     scales = (low + 16 * top.reshape(-1, 16)).astype(np.float32) - np.float32(32)
     scale = _f16(blocks[:, 108:110]) * scales
     numbers = values.reshape(-1, 16, 16).astype(np.float32) - np.float32(4)
-    return _in_parts(scale, numbers)
+    return _scaled(scale, numbers)
 
 
 _IQ4_VALUES = np.array(
@@ -308,7 +304,7 @@ def _iq4_xs(blocks: Bytes) -> Floats:
     scales = (low + 16 * top).astype(np.float32) - np.float32(32)
     scale = _f16(blocks[:, :2]) * scales
     values = _looked_up(_IQ4_VALUES, blocks[:, 8:].reshape(-1, 16)).reshape(-1, 8, 32)
-    return _in_parts(scale, values)
+    return _scaled(scale, values)
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
@@ -354,21 +350,19 @@ def _pairs(packed: Bytes) -> Bytes:
     return (quarters & 3).astype(np.uint8).reshape(-1, 256)
 
 
-def _in_parts(scales: Floats, values: Floats) -> Floats:
-    """Return ``[num_blocks, 256]``: the values of each part of the block times its scale."""
-    scaled: Floats = scales[:, :, None] * values
-    return scaled.reshape(-1, 256)
-
-
 def _looked_up(values: Floats, packed: Bytes) -> Floats:
     """Return the values of all low nibbles, then of all high nibbles."""
-    found: Floats = values[np.concatenate([packed & 15, packed >> 4], axis=1)]
+    found: Floats = values[_both_nibbles(packed)]
     return found
 
 
-def _nibbles(packed: Bytes) -> Floats:
+def _both_nibbles(packed: Bytes) -> Bytes:
     """Return all low nibbles, then all high nibbles."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+    return np.concatenate([packed & 15, packed >> 4], axis=1)
+
+
+def _nibbles(packed: Bytes) -> Floats:
+    return _both_nibbles(packed).astype(np.float32)
 
 
 def _bits(packed: Bytes) -> Floats:

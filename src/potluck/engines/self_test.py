@@ -9,6 +9,7 @@ from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.probe.cases import draw_case, program_case
 from potluck.probe.cases import self_test as case
+from potluck.scheduling.blocks import blocks_for
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import (
     HIDDEN,
@@ -104,33 +105,11 @@ def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
     logits are the results.
     """
     shape = (case.NUM_ROWS, case.NUM_COLUMNS)
-    program = Program(
-        shard=Shard(start_layer=1, end_layer=1, num_layers=1, has_embedding=False, has_head=True),
-        registers=(Register(name=HIDDEN, width=case.NUM_COLUMNS),),
-        ops=(Head(x=HIDDEN, weight="weight", vocab_size=case.NUM_ROWS),),
-        weights=(WeightSpec(name="weight", shape=shape),),
-        caches=(),
-        ropes=(),
-        hidden_size=case.NUM_COLUMNS,
-        vocab_size=case.NUM_ROWS,
-        context_tokens=1,
-    )
-    engine = make_engine(program, num_blocks=0, max_step_tokens=case.NUM_TOKENS)
+    engine = make_engine(_only_head(shape), num_blocks=0, max_step_tokens=case.NUM_TOKENS)
     _load(engine, TensorInfo(name="weight", shape=shape, format=fmt), case.stored_weights(fmt))
-    slices = tuple(
-        SequenceSlice(
-            sequence_id=SequenceId(token),
-            tokens=(0,),
-            start_position=0,
-            block_table=(),
-            sample=True,
-        )
-        for token in range(case.NUM_TOKENS)
-    )
+    step = Step(step_id=StepId(0), slices=_lone_tokens(case.NUM_TOKENS))
     hidden = np.array(case.activations(), dtype=np.float32)
-    logits: list[list[float]] = engine.logits(
-        Step(step_id=StepId(0), slices=slices), hidden
-    ).tolist()
+    logits: list[list[float]] = engine.logits(step, hidden).tolist()
     engine.close()
     return logits
 
@@ -169,7 +148,7 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
         vocab_size=1,
         context_tokens=num_positions,
     )
-    num_blocks = -(-num_positions // KV_BLOCK_TOKENS)
+    num_blocks = blocks_for(num_positions)
     engine = make_engine(program, num_blocks=num_blocks, max_step_tokens=num_positions)
     for name, vectors in columns.items():
         weight = np.zeros((width, width), dtype="<f4")
@@ -196,17 +175,7 @@ def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
     width = KV_BLOCK_TOKENS * 2  # whose first columns are rows of logits
     shape = (draw_case.VOCAB_SIZE, width)
     draws = draw_case.all_draws()
-    program = Program(
-        shard=Shard(start_layer=1, end_layer=1, num_layers=1, has_embedding=False, has_head=True),
-        registers=(Register(name=HIDDEN, width=width),),
-        ops=(Head(x=HIDDEN, weight="weight", vocab_size=draw_case.VOCAB_SIZE),),
-        weights=(WeightSpec(name="weight", shape=shape),),
-        caches=(),
-        ropes=(),
-        hidden_size=width,
-        vocab_size=draw_case.VOCAB_SIZE,
-        context_tokens=2,
-    )
+    program = _only_head(shape, context_tokens=2)
     engine = make_engine(program, num_blocks=0, max_step_tokens=len(draws))
     weight = np.zeros(shape, dtype="<f4")
     weight[:, : draw_case.NUM_ROWS] = np.array(draw_case.logits(), dtype=np.float32).T
@@ -218,16 +187,7 @@ def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
     ).view("<u4")[np.newaxis]
     step = Step(
         step_id=StepId(0),
-        slices=tuple(
-            SequenceSlice(
-                sequence_id=SequenceId(number),
-                tokens=(0,),
-                start_position=0,
-                block_table=(),
-                sample=True,
-            )
-            for number in range(len(draws))
-        ),
+        slices=_lone_tokens(len(draws)),
         opened=tuple(
             SequenceOpening(
                 sequence_id=SequenceId(number), sampling=draw.params, prompt_tokens=(number,)
@@ -240,6 +200,36 @@ def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
     sampled = engine.step(step, hidden, masks).sampled
     engine.close()
     return [[float(each.token) for each in sampled]]
+
+
+def _only_head(shape: tuple[int, int], context_tokens: int = 1) -> Program:
+    """Return the program of a head with a weight of this shape."""
+    vocab_size, width = shape
+    return Program(
+        shard=Shard(start_layer=1, end_layer=1, num_layers=1, has_embedding=False, has_head=True),
+        registers=(Register(name=HIDDEN, width=width),),
+        ops=(Head(x=HIDDEN, weight="weight", vocab_size=vocab_size),),
+        weights=(WeightSpec(name="weight", shape=shape),),
+        caches=(),
+        ropes=(),
+        hidden_size=width,
+        vocab_size=vocab_size,
+        context_tokens=context_tokens,
+    )
+
+
+def _lone_tokens(count: int) -> tuple[SequenceSlice, ...]:
+    """Return the first tokens of as many sequences."""
+    return tuple(
+        SequenceSlice(
+            sequence_id=SequenceId(number),
+            tokens=(0,),
+            start_position=0,
+            block_table=(),
+            sample=True,
+        )
+        for number in range(count)
+    )
 
 
 def _load(engine: LoadableEngine, info: TensorInfo, stored: bytes) -> None:

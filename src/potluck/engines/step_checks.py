@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from potluck.types.engine import TokenMasks
     from potluck.types.program import Program
-    from potluck.types.step import SequenceSlice, Step
+    from potluck.types.step import BlockCopy, SequenceSlice, StateCopy, Step
     from potluck.types.tensor import TensorInfo
 
 
@@ -48,9 +48,9 @@ def check_step(
         if program.states:
             _check_state(num_states, part, written_states)
     if program.caches:
-        _check_copies(num_blocks, step)
+        _check_copies("block", num_blocks, step.copies)
     if program.states:
-        _check_state_copies(num_states, step)
+        _check_copies("state slot", num_states, step.state_copies)
     if program.head is not None and not program.has_logits and step.num_wanted:
         raise _inconsistent("logits are requested from a stage without a head")
     _check_hidden(program, step, hidden)
@@ -196,13 +196,13 @@ def _check_blocks(num_blocks: int, part: SequenceSlice, written: set[int]) -> No
     written.update(new)
 
 
-def _check_copies(num_blocks: int, step: Step) -> None:
-    for copy in step.copies:
-        for block in (copy.source, copy.target):
-            if not 0 <= block < num_blocks:
-                raise _inconsistent(f"block {block}, of a copy, is not one of {num_blocks}")
+def _check_copies(name: str, count: int, copies: Iterable[BlockCopy | StateCopy]) -> None:
+    for copy in copies:
+        for index in (copy.source, copy.target):
+            if not 0 <= index < count:
+                raise _inconsistent(f"{name} {index}, of a copy, is not one of {count}")
         if copy.source == copy.target:
-            raise _inconsistent(f"block {copy.source} is copied to itself")
+            raise _inconsistent(f"{name} {copy.source} is copied to itself")
 
 
 def _check_state(num_states: int, part: SequenceSlice, written: set[int]) -> None:
@@ -216,15 +216,6 @@ def _check_state(num_states: int, part: SequenceSlice, written: set[int]) -> Non
     if part.state in written:
         raise _inconsistent(f"two sequences write state slot {part.state}")
     written.add(part.state)
-
-
-def _check_state_copies(num_states: int, step: Step) -> None:
-    for copy in step.state_copies:
-        for state in (copy.source, copy.target):
-            if not 0 <= state < num_states:
-                raise _inconsistent(f"state slot {state}, of a copy, is not one of {num_states}")
-        if copy.source == copy.target:
-            raise _inconsistent(f"state slot {copy.source} is copied to itself")
 
 
 def _check_hidden(program: Program, step: Step, hidden: NDArray[np.float32] | None) -> None:

@@ -52,15 +52,10 @@ class JsonReader:
         Repeated keys are yielded repeatedly. More than ``most`` keys are refused. ``what`` names
         the object in messages.
         """
-        if self._is_empty_object(what):
-            return
-        for _ in range(most):
+        for _ in self._members(most, what):
             key = self.text()
             self._expect(":")
             yield key
-            if self._expect(",}") == "}":
-                return
-        raise ModelFileError(self._file.path, f"{what} has more than {most} entries")
 
     def value(self) -> object:
         """Read the next value, in which keys must not repeat."""
@@ -91,30 +86,29 @@ class JsonReader:
 
         The texts may have any length.
         """
-        if self._is_empty_object(what):
-            return
-        for _ in range(most):
+        for _ in self._members(most, what):
             self._skip_text(what)
             self._expect(":")
             self._skip_text(what)
-            if self._expect(",}") == "}":
-                return
-        raise ModelFileError(self._file.path, f"{what} has more than {most} entries")
 
     def finish(self) -> None:
         """Raise an error unless only whitespace is left."""
         if self._peek():
             self._fail()
 
-    def _is_empty_object(self, what: str) -> bool:
-        """Begin the next object, and return whether it is empty."""
+    def _members(self, most: int, what: str) -> Iterator[None]:
+        """Yield before each member of the next object, which the caller reads; see ``keys``."""
         if self._peek() not in ("{", ""):
             raise ModelFileError(self._file.path, f"{what} is not a JSON object")
         self._expect("{")
-        if self._peek() != "}":
-            return False
-        self._index += 1
-        return True
+        if self._peek() == "}":
+            self._index += 1
+            return
+        for _ in range(most):
+            yield
+            if self._expect(",}") == "}":
+                return
+        raise ModelFileError(self._file.path, f"{what} has more than {most} entries")
 
     def _skip_text(self, what: str) -> None:
         if self._peek() not in ('"', ""):

@@ -43,7 +43,7 @@ from potluck.local.scoring import (
 )
 from potluck.models.states import num_states_of
 from potluck.scheduling.dispatcher import Dispatcher
-from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES
+from potluck.scheduling.frame_limits import sequences_in_step
 from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
 from potluck.scheduling.vectors import check_dimensions
@@ -231,7 +231,7 @@ class Model:
                 num_states=plan.size.num_states,
                 context_tokens=context,
                 max_step_tokens=plan.size.max_step_tokens,
-                max_step_sequences=min(MAX_STEP_SEQUENCES, plan.size.max_step_tokens),
+                max_step_sequences=sequences_in_step(plan.size.max_step_tokens),
                 max_steps_in_flight=stages,
                 has_prefix_cache=prefix_cache,
             )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 from potluck.models.division_classes import WHOLE, Parts, Ranges, ValueClass
@@ -40,7 +39,6 @@ from potluck.types.program import (
     Program,
     Register,
     Rope,
-    Shard,
     WeightRows,
 )
 
@@ -54,14 +52,6 @@ def divide_program(program: Program, part: GroupPart) -> Program:
     """
     values = find_values(program, len(part.shares))
     return _Division(program, part, values).program()
-
-
-def group_shards(shard: Shard, shares: Sequence[int]) -> tuple[Shard, ...]:
-    """Return what the members of a group with these shares hold of ``shard``, leader first."""
-    return tuple(
-        dataclasses.replace(shard, part=GroupPart(member=member, shares=tuple(shares)))
-        for member in range(len(shares))
-    )
 
 
 class _Division:

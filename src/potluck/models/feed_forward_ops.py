@@ -25,7 +25,7 @@ def add_feed_forward(builder: Builder, layer: int, config: LayerConfig, x: str) 
     """Add the feed-forward part from ``x`` to the branch: an MLP, experts, or both."""
     mlp, experts = config.mlp, config.experts
     if mlp is not None:
-        add_down(builder, layer, "mlp", mlp, add_gate_and_up(builder, layer, "mlp", mlp, x), BRANCH)
+        _add_mlp(builder, layer, "mlp", mlp, x, BRANCH)
         if experts is not None:
             _add_experts_beside(builder, layer, experts)
     elif experts is not None:
@@ -67,19 +67,17 @@ def add_down(builder: Builder, layer: int, stem: str, mlp: MlpConfig, gate: str,
     builder.scale(out, mlp.output_scale)
 
 
+def _add_mlp(builder: Builder, layer: int, stem: str, mlp: MlpConfig, x: str, out: str) -> None:
+    gate = add_gate_and_up(builder, layer, stem, mlp, x)
+    add_down(builder, layer, stem, mlp, gate, out)
+
+
 def _add_shared(
     builder: Builder, layer: int, experts: ExpertsConfig, shared: MlpConfig, x: str
 ) -> str:
     """Add the shared experts, which every token uses in addition to those that it selects."""
     beside = builder.register(BESIDE, builder.config.hidden_size)
-    add_down(
-        builder,
-        layer,
-        "mlp.shared",
-        shared,
-        add_gate_and_up(builder, layer, "mlp.shared", shared, x),
-        beside,
-    )
+    _add_mlp(builder, layer, "mlp.shared", shared, x, beside)
     if experts.has_shared_gate:
         gate = builder.register(_SHARED_GATE, 1)
         builder.linear(layer, "mlp.shared_gate", x, gate, role=WeightRole.ROUTER)

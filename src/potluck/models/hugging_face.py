@@ -337,16 +337,9 @@ def read_rope(
     head_dim: int,
     max_context_tokens: int,
     default_rotary_share: float | None = None,
-    key: str | None = None,
 ) -> RopeConfig:
-    """Return the rope from ``rope_scaling`` or, in newer files, ``rope_parameters``.
-
-    With ``key``, read that section of ``rope_parameters``, which then has one for each kind of
-    layer.
-    """
+    """Return the rope from ``rope_scaling`` or, in newer files, ``rope_parameters``."""
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
-    if key is not None:
-        rope = None if rope is None else rope.section(key)
     top_level_theta = fields.positive("rope_theta", _DEFAULT_THETA)
     share = fields.positive("partial_rotary_factor", default_rotary_share or 1.0)
     if rope is None:

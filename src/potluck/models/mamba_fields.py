@@ -30,12 +30,10 @@ def mamba_config(
     state_key: str,
     kernel_key: str,
     steps: tuple[float, float | None] = (0.0, None),
-    norm_groups: int | None = None,
     has_conv_bias: bool = True,
     has_bias: bool = False,
 ) -> MambaConfig:
-    """Return a mixer with the sizes under these keys; a ``norm_groups`` of None means one per head
-    group.
+    """Return a mixer with the sizes under these keys, and a norm for each group of heads.
 
     Raises unless its heads form groups of equal size.
     """
@@ -51,7 +49,7 @@ def mamba_config(
         kernel=fields.count(kernel_key, MAX_KERNEL, minimum=2),
         least_step=least,
         largest_step=largest,
-        norm_groups=norm_groups or num_groups,
+        norm_groups=num_groups,
         has_conv_bias=has_conv_bias,
         has_bias=has_bias,
     )

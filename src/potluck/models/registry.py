@@ -20,7 +20,7 @@ from potluck.models.names import (
 )
 from potluck.models.program import weight_specs, whole_spec
 from potluck.types.model import ModelConfig
-from potluck.types.program import Program, Shard, WeightSpec
+from potluck.types.program import Shard, WeightSpec
 from potluck.types.tensor import StoredTensor, TensorSource
 
 _PREFIXES = (
@@ -108,13 +108,6 @@ def config_from_gguf(
             return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
     known = [each for family in all_families() for each in family.gguf_architectures]
     raise _unknown_family("architecture", architecture, known=known)
-
-
-def stored_tensors(
-    config: ModelConfig, program: Program, file_kind: FileKind
-) -> tuple[StoredTensor, ...]:
-    """Return where a file of ``file_kind`` stores every tensor that ``program`` reads, in order."""
-    return stored_weights(config, program.weights, file_kind)
 
 
 def stored_weights(

@@ -16,7 +16,7 @@ from potluck.placement.offering import Pool
 from potluck.placement.speed import UnitSpeed, unit_speed
 from potluck.placement.times import UnitTimes
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, OnUnit, UnitId
 from potluck.types.groups import GroupPart
 from potluck.types.node import UnitReport
 from potluck.types.placement import ModelCost, Preferences
@@ -26,7 +26,7 @@ DividedCost = Callable[[GroupPart], ModelCost]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(OnUnit):
     """A unit, the memory that stages may use on it, and the cost and time of each part of the
     model.
 

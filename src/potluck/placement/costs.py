@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from potluck.engines.loading.sizes import on_unit, stronger_quantizations
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.placement.divided_work import DividedWork
-from potluck.placement.offering import Offered, offers, reason_against
+from potluck.placement.offering import Offered, offers, usable_units
 from potluck.placement.stage_reuse import Holding, released
 from potluck.placement.work import ModelWork
 from potluck.types.arithmetic import Arithmetic
@@ -20,7 +19,7 @@ from potluck.types.backend import BackendAbilities
 from potluck.types.choices import Quantization
 from potluck.types.groups import GroupPart
 from potluck.types.node import NodeReport, UnitReport
-from potluck.types.placement import ModelCost, UnitOffer
+from potluck.types.placement import ModelCost, UnitOffer, inseparable_layers
 from potluck.types.program import Shard
 from potluck.types.stage import StagePlan, StageSize
 
@@ -84,7 +83,7 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
         return _count(counting, size, start, end, embedding=embedding, head=head)
 
-    no_cuts = frozenset(layer for layer in range(last + 1) if not counting.can_cut_before(layer))
+    no_cuts = _no_cuts(counting)
     # Layers that need the embedding already include it, so it costs nothing extra.
     needs_embedding = 0 in no_cuts
     middle = count(0, last, embedding=needs_embedding)
@@ -92,11 +91,9 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     final = count(0, last, embedding=needs_embedding, head=True)
     whole = count(0, last, embedding=True, head=True)
     layer_bytes: list[int] = []
-    bounds = [0, *(layer for layer in range(1, last) if layer not in no_cuts), last]
-    for start, end in pairwise(bounds):
+    for start, end in inseparable_layers(last, no_cuts):
         held = count(start, end, embedding=needs_embedding and start == 0).held
-        each, more = divmod(held, end - start)
-        layer_bytes += [each + (index < more) for index in range(end - start)]
+        layer_bytes += _spread(held, end - start)
     # The embedding and the head include what they enlarge: loading buffers and logits. Shared
     # buffers are therefore counted twice rather than missed.
     embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
@@ -125,8 +122,8 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
     as ``CountStage``.
     """
     last = counting.num_layers
-    no_cuts = frozenset(layer for layer in range(last + 1) if not counting.can_cut_before(layer))
-    bounds = [0, *(layer for layer in range(1, last) if layer not in no_cuts), last]
+    no_cuts = _no_cuts(counting)
+    groups = inseparable_layers(last, no_cuts)
     work = counting.work(size)
     needs_embedding = 0 in no_cuts
 
@@ -136,15 +133,14 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
 
     alike: dict[object, _Cost] = {}
     layer_bytes: list[int] = []
-    for start, end in pairwise(bounds):
+    for start, end in groups:
         is_first = needs_embedding and start == 0
         kind = is_first or (work.config.layers[start:end], work.layers[start:end])
         if kind not in alike:
             alike[kind] = count(start, end)
-        each, more = divmod(alike[kind].held, end - start)
-        layer_bytes += [each + (index < more) for index in range(end - start)]
-    first, final = count(*bounds[:2], embedding=True), count(*bounds[-2:], head=True)
-    before, after = count(*bounds[:2]), count(*bounds[-2:])
+        layer_bytes += _spread(alike[kind].held, end - start)
+    first, final = count(*groups[0], embedding=True), count(*groups[-1], head=True)
+    before, after = count(*groups[0]), count(*groups[-1])
     embedding_bytes, head_bytes = first.held - before.held, final.held - after.held
     scratch_bytes = max(each.scratch for each in alike.values())
     process_bytes = max(each.process for each in alike.values())
@@ -161,6 +157,17 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
         lone_head_bytes=count(last, last, head=True).total,
         no_cuts=no_cuts,
     )
+
+
+def _no_cuts(counting: Counting) -> frozenset[int]:
+    layers = range(counting.num_layers + 1)
+    return frozenset(layer for layer in layers if not counting.can_cut_before(layer))
+
+
+def _spread(num_bytes: int, num_layers: int) -> list[int]:
+    """Return the sizes of layers that have ``num_bytes`` together."""
+    each, more = divmod(num_bytes, num_layers)
+    return [each + (index < more) for index in range(num_layers)]
 
 
 def _count(
@@ -232,23 +239,14 @@ def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
     difference. A stage is counted exactly only once it is assigned to a unit
     (``planned.planned_model``).
     """
-    scratch_bytes = max(cost.scratch_bytes for cost in costs)
-    process_bytes = max(cost.process_bytes for cost in costs)
-    spared = tuple(
-        scratch_bytes + process_bytes - cost.scratch_bytes - cost.process_bytes for cost in costs
-    )
+    most = ModelCost.largest(costs)
+    spared = tuple(most.stage_bytes - cost.stage_bytes for cost in costs)
     # The credit is also subtracted from the cost of a lone end, so that cost has to include it.
     credited = list(zip(costs, spared, strict=True))
-    most = ModelCost(
-        layer_bytes=tuple(max(each) for each in zip(*(c.layer_bytes for c in costs), strict=True)),
-        embedding_bytes=max(cost.embedding_bytes for cost in costs),
-        head_bytes=max(cost.head_bytes for cost in costs),
-        shared_bytes=min(cost.shared_bytes for cost in costs),
-        scratch_bytes=scratch_bytes,
-        process_bytes=process_bytes,
+    most = replace(
+        most,
         lone_embedding_bytes=max(cost.lone_embedding_bytes + less for cost, less in credited),
         lone_head_bytes=max(cost.lone_head_bytes + less for cost, less in credited),
-        no_cuts=frozenset().union(*(cost.no_cuts for cost in costs)),
     )
     return MixedCost(cost=most, spared_bytes=spared)
 
@@ -292,8 +290,7 @@ class CountedOffers:
         """Return fair offers for the mixed cost, with the credit of each unit."""
         spared = dict(zip(self.costs, self.mixed.spared_bytes, strict=False))
         return tuple(
-            replace(offer, spared_bytes=spared[sorts[offer.node_id, offer.unit_id]])
-            for offer in self.offered.offers
+            replace(offer, spared_bytes=spared[sorts[offer.unit]]) for offer in self.offered.offers
         )
 
 
@@ -320,7 +317,7 @@ def count_offers(
         ]
 
     sizes: dict[Sort, StageSize] = {}
-    for unit in usable_units(able, with_reserve=with_reserve):
+    for _, unit in usable_units(able, with_reserve=with_reserve):
         own = on_unit(size, unit, counting.abilities(unit.backend))
         if sizes.setdefault(sort_of(unit), own).num_threads < own.num_threads:
             sizes[sort_of(unit)] = own
@@ -338,14 +335,3 @@ def count_offers(
     # If nothing is offered, the error should still state the memory requirement of the model.
     mixed = mixed_cost(list(costs.values()) or [model_cost(counting, size)])
     return CountedOffers(offered=offered, costs=costs, sizes=sizes, mixed=mixed)
-
-
-def usable_units(able: Sequence[NodeReport], *, with_reserve: bool) -> list[UnitReport]:
-    """Return the units that may be offered."""
-    return [
-        unit
-        for report in able
-        if not report.is_draining
-        for unit in report.units
-        if reason_against(unit, with_reserve=with_reserve) is None
-    ]

@@ -56,8 +56,7 @@ def bytes_of(cost: ModelCost, start: int, end: int) -> int:
         return cost.lone_embedding_bytes
     if (start, end) == (last - 1, last):
         return cost.lone_head_bytes
-    items = (cost.embedding_bytes, *cost.layer_bytes, cost.head_bytes)
-    num_bytes = sum(items[start:end]) + cost.scratch_bytes + cost.process_bytes
+    num_bytes = sum(cost.item_bytes[start:end]) + cost.stage_bytes
     return num_bytes - (cost.shared_bytes if (start, end) == (0, last) else 0)
 
 

@@ -8,8 +8,7 @@ therefore takes as long as its slowest member.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import dataclass, fields
 
 from potluck.placement.work import (
     LoadedBytes,
@@ -19,7 +18,7 @@ from potluck.placement.work import (
     layer_of,
 )
 from potluck.types.choices import Quantization
-from potluck.types.groups import GroupPart
+from potluck.types.placement import inseparable_layers
 from potluck.types.profile import ModelProfile
 from potluck.types.program import (
     AllGather,
@@ -99,23 +98,19 @@ def divided_work(
     """
     config = profile.config
     last = config.num_layers
-    bounds = [0, *(each for each in range(1, last) if config.can_cut_before(each)), last]
+    no_cuts = [each for each in range(1, last) if not config.can_cut_before(each)]
     needs_embedding = not config.can_cut_before(0)
 
     def walk(shard: Shard) -> _Walked:
-        programs = [
-            build(replace(shard, part=GroupPart(member=member, shares=shares)))
-            for member in range(len(shares))
-        ]
         counted = [
-            _MemberWalk(profile, quantization, loaded_bytes, program, value_bytes).walked()
-            for program in programs
+            _MemberWalk(profile, quantization, loaded_bytes, build(part), value_bytes).walked()
+            for part in shard.divided(shares)
         ]
         return _Walked.of(counted, shard)
 
     layers: list[tuple[Phase, ...]] = []
     known: dict[object, Sequence[tuple[Phase, ...]]] = {}
-    for start, end in pairwise(bounds):
+    for start, end in inseparable_layers(last, no_cuts):
         key = (config.layers[start:end], tuple(map(id, whole.layers[start:end])))
         if key not in known:
             shard = _shard(last, start, end, embedding=needs_embedding and start == 0)

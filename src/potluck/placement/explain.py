@@ -20,7 +20,7 @@ from potluck.placement.side_by_side import Pipeline, side_by_side
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.unit_addition import UnitAddition, best_additions
 from potluck.types.choices import Objective
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, NodeUnitId, UnitId
 from potluck.types.placement import ModelCost, PlacedStage, Plan, Prediction, Preferences, Rejection
 from potluck.types.quantities import format_bytes, format_percent, format_seconds
 
@@ -65,7 +65,7 @@ class Explanation:
     """
 
     rejections: tuple[Rejection, ...]
-    added_seconds: Mapping[tuple[NodeId, UnitId], float] = field(default_factory=dict)
+    added_seconds: Mapping[NodeUnitId, float] = field(default_factory=dict)
     one_unit_fewer: Alternative | None = None
     one_unit_more: Alternative | None = None
     side_by_side: tuple[Pipeline, ...] = ()
@@ -121,12 +121,8 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     The effect of a unit is computed from the best plan in which it takes some of the layers of two
     neighbouring stages, or replaces one stage.
     """
-    used = {(stage.node_id, stage.unit_id) for stage in plan.stages}
-    unused = [
-        index
-        for index, each in enumerate(request.candidates)
-        if (each.node_id, each.unit_id) not in used
-    ]
+    used = {stage.unit for stage in plan.stages}
+    unused = [index for index, each in enumerate(request.candidates) if each.unit not in used]
     if not unused or plan.prediction is None:
         return Explanation(rejections=())
     if request.preferences.layout:
@@ -139,15 +135,15 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     usable = _usable(request, plan)
     # Groups become candidates of their own; units without a stage keep their order.
     found = arranged(request, plan.stages)
-    places = {_unit(each): index for index, each in enumerate(found.request.candidates)}
+    places = {each.unit: index for index, each in enumerate(found.request.candidates)}
     additions = best_additions(
         problem_of(found.request, 1),
         _loaded_problem(found.request, prediction),
         found.cuts,
-        [places[_unit(request.candidates[index])] for index in unused],
-        {places[_unit(request.candidates[index])]: usable[index] for index in unused},
+        [places[request.candidates[index].unit] for index in unused],
+        {places[request.candidates[index].unit]: usable[index] for index in unused},
     )
-    least = {index: additions[places[_unit(request.candidates[index])]] for index in unused}
+    least = {index: additions[places[request.candidates[index].unit]] for index in unused}
     if found.groups:
         least = _with_joining(request, found, least)
 
@@ -158,7 +154,7 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
         return _reason(addition, prediction, request.preferences)
 
     added = {
-        _unit(request.candidates[index]): addition.added_seconds
+        request.candidates[index].unit: addition.added_seconds
         for index, addition in least.items()
         if addition is not None
     }
@@ -208,11 +204,11 @@ def _joining(
             continue
         groups = (*found.groups[:number], larger, *found.groups[number + 1 :])
         other = with_groups(request, groups)
-        places = {_unit(each): index for index, each in enumerate(other.candidates)}
+        places = {each.unit: index for index, each in enumerate(other.candidates)}
         cuts = [
             cut
             if cut.unit < len(groups)
-            else replace(cut, unit=places[_unit(found.request.candidates[cut.unit])])
+            else replace(cut, unit=places[found.request.candidates[cut.unit].unit])
             for cut in found.cuts
         ]
         if all(has_room(other.candidates[cut.unit], cut) for cut in cuts):
@@ -224,7 +220,7 @@ def _joining(
 
 
 def _too_small(usable_bytes: int, cost: ModelCost) -> str:
-    layer_bytes = cost.least_layer_bytes + cost.scratch_bytes + cost.process_bytes
+    layer_bytes = cost.least_layer_bytes + cost.stage_bytes
     if usable_bytes >= layer_bytes:  # the layer is in the middle of a stage
         return (
             f"no part of the model fits next to a stage in the {format_bytes(usable_bytes)} "
@@ -266,13 +262,13 @@ def _one_unit_fewer(request: PlaceRequest, plan: Plan) -> Alternative | None:
     It is made from the other units in use. If the model does not fit on these, or there are none,
     all other units are considered.
     """
-    used = {(stage.node_id, stage.unit_id) for stage in plan.stages}
+    used = {stage.unit for stage in plan.stages}
     fewest_first = sorted(
         plan.stages, key=lambda stage: stage.shard.end_layer - stage.shard.start_layer
     )
     most = _NUM_LEFT_OUT if len(request.candidates) <= _MOST_CANDIDATES else _NUM_LEFT_OUT // 2
-    left_out = [(stage.node_id, stage.unit_id) for stage in fewest_first[:most]]
-    for among in (used, {_unit(each) for each in request.candidates}):
+    left_out = [stage.unit for stage in fewest_first[:most]]
+    for among in (used, {each.unit for each in request.candidates}):
         found = [
             Alternative(
                 node_id=unit[0], unit_id=unit[1], stages=other.stages, prediction=other.prediction
@@ -291,7 +287,7 @@ def _one_unit_more(request: PlaceRequest, plan: Plan) -> Alternative | None:
     fastest = _fastest(request)
     twin = replace(fastest, node_id=ADDED_NODE)
     if len(request.candidates) > _MOST_CANDIDATES:
-        request = _only(request, {(stage.node_id, stage.unit_id) for stage in plan.stages})
+        request = _only(request, {stage.unit for stage in plan.stages})
     more = replace(
         request,
         candidates=(*request.candidates, twin),
@@ -345,7 +341,7 @@ def _with_twin(links: LinkTable, like: NodeId) -> LinkTable:
     )
 
 
-def _place_on(request: PlaceRequest, units: set[tuple[NodeId, UnitId]]) -> Plan | None:
+def _place_on(request: PlaceRequest, units: set[NodeUnitId]) -> Plan | None:
     return _place_or_none(_only(request, units)) if units else None
 
 
@@ -356,23 +352,23 @@ def _place_or_none(request: PlaceRequest) -> Plan | None:
         return None
 
 
-def _only(request: PlaceRequest, units: set[tuple[NodeId, UnitId]]) -> PlaceRequest:
+def _only(request: PlaceRequest, units: set[NodeUnitId]) -> PlaceRequest:
     """Return the request with only some of its candidates."""
     return only_units(
-        request, (index for index, each in enumerate(request.candidates) if _unit(each) in units)
+        request, (index for index, each in enumerate(request.candidates) if each.unit in units)
     )
 
 
 def _usable(request: PlaceRequest, plan: Plan) -> list[int]:
     """Return the memory that each candidate may use in addition to the stages of the plan."""
-    taken: Counter[tuple[NodeId, UnitId]] = Counter()
+    taken: Counter[NodeUnitId] = Counter()
     for stage in plan.stages:  # a plan that keeps held stages may have several on one unit
-        taken[stage.node_id, stage.unit_id] += stage.num_bytes
+        taken[stage.unit] += stage.num_bytes
     usable = [each.usable_bytes for each in request.candidates]
     for pool in request.pools:
-        used = sum(taken[_unit(request.candidates[index])] for index in pool.members)
+        used = sum(taken[request.candidates[index].unit] for index in pool.members)
         for index in pool.members:
-            own = taken[_unit(request.candidates[index])]
+            own = taken[request.candidates[index].unit]
             usable[index] = min(usable[index], pool.left_bytes - (used - own))
     return usable
 
@@ -382,10 +378,6 @@ def _minimized(prediction: Prediction, preferences: Preferences) -> float:
     if preferences.objective is Objective.THROUGHPUT:
         return 1 / prediction.total_tokens_per_second
     return prediction.token_seconds
-
-
-def _unit(candidate: Candidate) -> tuple[NodeId, UnitId]:
-    return candidate.node_id, candidate.unit_id
 
 
 def _rejection(candidate: Candidate, reason: str) -> Rejection:

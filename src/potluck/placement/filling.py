@@ -10,11 +10,12 @@ import numpy as np
 from potluck.placement.cuts import Cut, shard_of
 from potluck.placement.path import Floats, PathProblem
 from potluck.placement.solver import shortest_path
-from potluck.placement.stage_reuse import Fill, Gap, UnitKey
+from potluck.placement.stage_reuse import Fill, Gap
+from potluck.types.cluster import NodeUnitId
 from potluck.types.placement import PlacedStage
 
 
-def fill_by_speed(problem: PathProblem, units: Sequence[UnitKey]) -> Fill:
+def fill_by_speed(problem: PathProblem, units: Sequence[NodeUnitId]) -> Fill:
     """Return a function that fills gaps such that a step of ``problem`` takes the least time.
 
     ``units`` are those of the problem, in its order. A unit may get a stage even if it has one.
@@ -45,7 +46,7 @@ def fill_by_speed(problem: PathProblem, units: Sequence[UnitKey]) -> Fill:
 
 
 def _part(
-    problem: PathProblem, gap: Gap, index: Mapping[UnitKey, int], usable: Sequence[int]
+    problem: PathProblem, gap: Gap, index: Mapping[NodeUnitId, int], usable: Sequence[int]
 ) -> PathProblem:
     """Return the problem of the gap's items; its source and sink are the stages around the gap.
 

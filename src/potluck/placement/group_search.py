@@ -17,12 +17,11 @@ from itertools import zip_longest
 import numpy as np
 
 from potluck.placement.candidates import Candidate, PlaceRequest
-from potluck.placement.group_times import EXCHANGE_SECONDS, PEER_SECONDS
+from potluck.placement.group_times import exchange_overhead
 from potluck.placement.grouping import Group, can_join
 from potluck.placement.path import Floats, PathProblem
 from potluck.placement.times import UnitTimes
 from potluck.types.choices import Objective
-from potluck.types.placement import ModelCost
 
 MOST_MEMBERS = 16
 """The maximum size of an automatically chosen group: each member sends to every other one."""
@@ -237,7 +236,7 @@ class GroupSearch:
         """Return the estimated seconds of a step in a group; each member sends its part to all
         others.
         """
-        overhead = slowness * (EXCHANGE_SECONDS + PEER_SECONDS * (num_members - 1))
+        overhead = slowness * exchange_overhead(num_members)
         sent = self.exchanged_bytes * (num_members - 1) / num_members
         estimates: Floats = (
             computing + self.num_exchanges * (overhead + latency) + sent * seconds_per_byte
@@ -293,12 +292,8 @@ def _part_of_model(candidate: Candidate) -> float:
     """Return the part of the model for which a unit has room: above 1 if it has more than
     enough.
     """
-    room = candidate.usable_bytes - candidate.cost.scratch_bytes - candidate.cost.process_bytes
-    return max(0.0, room / max(1, _held_bytes(candidate.cost)))
-
-
-def _held_bytes(cost: ModelCost) -> int:
-    return sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
+    room = candidate.usable_bytes - candidate.cost.stage_bytes
+    return max(0.0, room / max(1, candidate.cost.model_bytes))
 
 
 def shares_of(

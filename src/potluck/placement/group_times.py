@@ -7,19 +7,23 @@ from dataclasses import dataclass
 
 from potluck.placement.divided_work import DividedWork, Phase
 from potluck.placement.links import HOP_SECONDS, LinkTable, step_bytes
-from potluck.placement.speed import worst
 from potluck.placement.times import LEAST_SECONDS, PartTimes, UnitTimes, part_seconds
 from potluck.placement.work import ModelWork
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Basis
+from potluck.types.placement import Basis, worst
 
-EXCHANGE_SECONDS = 10e-6
-PEER_SECONDS = 15e-6
+_EXCHANGE_SECONDS = 10e-6
+_PEER_SECONDS = 15e-6
 """The cost of an exchange on a member's thread for each other member, in addition to the links. Two
 members on one machine exchange 8 KiB in 13 µs if each has a core, and in 42 µs next to other work
 (``benchmarks/exchange.py``). The measured latency of a link is higher, because a thread is woken
 for its frames, while members poll. A small board's kernel takes longer to send than this machine's.
 """
+
+
+def exchange_overhead(num_members: int) -> float:
+    """Return the seconds of an exchange on each member's thread, in addition to the links."""
+    return _EXCHANGE_SECONDS + _PEER_SECONDS * (num_members - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +78,9 @@ def group_links(nodes: Sequence[NodeId], links: LinkTable, slowness: Sequence[fl
     """
     pairs = [[links.link(source, target) for target in nodes] for source in nodes]
     between = [link for a, row in enumerate(pairs) for b, link in enumerate(row) if a != b]
-    overhead = EXCHANGE_SECONDS + PEER_SECONDS * (len(nodes) - 1)
     return GroupLinks(
         latency_seconds=max(link.latency_seconds for link in between),
-        overhead_seconds=overhead * max(slowness),
+        overhead_seconds=exchange_overhead(len(nodes)) * max(slowness),
         seconds_per_byte=tuple(
             tuple(0.0 if a == b else 1 / link.bytes_per_second for b, link in enumerate(row))
             for a, row in enumerate(pairs)

@@ -110,7 +110,7 @@ def group_candidate(
         node_id=leader.node_id,
         unit_id=leader.unit_id,
         usable_bytes=FULL,
-        cost=_fullest([_in_parts(each.cost, each.usable_bytes) for each in with_parts]),
+        cost=ModelCost.largest([_in_parts(each.cost, each.usable_bytes) for each in with_parts]),
         times=GroupTimes(
             members=tuple(times),
             divided=request.divide(shares),
@@ -159,10 +159,10 @@ class GroupedRequest:
 
 def arranged(request: PlaceRequest, stages: Sequence[PlacedStage]) -> GroupedRequest:
     """Return a request and the stages of a plan on it. Raise ``KeyError`` for an unknown unit."""
-    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    units = {each.unit: i for i, each in enumerate(request.candidates)}
     ranges = group_ranges(stage.shard.part for stage in stages)
     runs = [stages[each.start : each.stop] for each in ranges]
-    members = [tuple(units[each.node_id, each.unit_id] for each in run) for run in runs]
+    members = [tuple(units[each.unit] for each in run) for run in runs]
     groups: dict[tuple[int, ...], Group] = {}
     for run, own in zip(runs, members, strict=True):
         part = run[0].shard.part
@@ -190,12 +190,10 @@ def has_room(candidate: Candidate, cut: Cut) -> bool:
     return bytes_of(candidate.cost, cut.start, cut.end) <= candidate.usable_bytes
 
 
-def prediction_of(
-    request: PlaceRequest, stages: Sequence[PlacedStage], *, gap: float = 0.0
-) -> Prediction:
+def prediction_of(request: PlaceRequest, stages: Sequence[PlacedStage]) -> Prediction:
     """Return the prediction for stages, each on one of the candidates."""
     found = arranged(request, stages)
-    return predicted(found.request, found.cuts, gap=gap)
+    return predicted(found.request, found.cuts)
 
 
 def predicted(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> Prediction:
@@ -222,27 +220,10 @@ def _in_parts(cost: ModelCost, usable_bytes: int) -> ModelCost:
         embedding_bytes=parts(cost.embedding_bytes),
         head_bytes=parts(cost.head_bytes),
         shared_bytes=cost.shared_bytes * FULL // max(1, usable_bytes),
-        scratch_bytes=parts(cost.scratch_bytes + cost.process_bytes),
-        process_bytes=0,
-        lone_embedding_bytes=_NEVER,
-        lone_head_bytes=_NEVER,
-        no_cuts=cost.no_cuts,
-    )
-
-
-def _fullest(costs: Sequence[ModelCost]) -> ModelCost:
-    """Return for each part the maximum over the members."""
-    return ModelCost(
-        layer_bytes=tuple(
-            max(each) for each in zip(*(cost.layer_bytes for cost in costs), strict=True)
-        ),
-        embedding_bytes=max(cost.embedding_bytes for cost in costs),
-        head_bytes=max(cost.head_bytes for cost in costs),
-        shared_bytes=min(cost.shared_bytes for cost in costs),
-        scratch_bytes=max(cost.scratch_bytes for cost in costs),
+        scratch_bytes=parts(cost.stage_bytes),
         process_bytes=0,
         # A group without a layer would have nothing to exchange, only more units that may fail.
         lone_embedding_bytes=_NEVER,
         lone_head_bytes=_NEVER,
-        no_cuts=costs[0].no_cuts,
+        no_cuts=cost.no_cuts,
     )

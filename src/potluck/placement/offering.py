@@ -7,8 +7,10 @@ only if the model does not fit without them; all others are never offered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from potluck.types.cluster import NodeId
 from potluck.types.node import NodeReport, UnitReport
@@ -189,6 +191,43 @@ def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:
             return f"not tested yet: {unit.reason}"
         case Role.OUT:
             return unit.reason
+
+
+def usable_units(
+    reports: Sequence[NodeReport], *, with_reserve: bool
+) -> list[tuple[NodeReport, UnitReport]]:
+    """Return the units that may be offered, each with its node's report."""
+    return [
+        (report, unit)
+        for report in reports
+        if not report.is_draining
+        for unit in report.units
+        if reason_against(unit, with_reserve=with_reserve) is None
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sifted:
+    """Reports without some of their units, and these units with the reasons."""
+
+    reports: tuple[NodeReport, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def sifted(reports: Sequence[NodeReport], reason_of: Callable[[UnitReport], str | None]) -> Sifted:
+    """Return ``reports`` without the units that have a reason against them."""
+    kept: list[NodeReport] = []
+    rejections: list[Rejection] = []
+    for report in reports:
+        units: list[UnitReport] = []
+        for unit in report.units:
+            reason = reason_of(unit)
+            if reason is None:
+                units.append(unit)
+            else:
+                rejections.append(_rejection(report, unit, reason))
+        kept.append(msgspec.structs.replace(report, units=tuple(units)))
+    return Sifted(reports=tuple(kept), rejections=tuple(rejections))
 
 
 def _left_by_pool(reports: Sequence[NodeReport]) -> dict[str, int]:

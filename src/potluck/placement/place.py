@@ -24,16 +24,15 @@ from potluck.placement.grouping import (
 from potluck.placement.layout import no_such_cut
 from potluck.placement.links import HOP_SECONDS, LinkTable, header_bytes, step_bytes
 from potluck.placement.offering import Pool
-from potluck.placement.path import Floats, PathProblem
-from potluck.placement.rebalancing import rate_of
+from potluck.placement.path import Floats, Path, PathProblem
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.times import PartTimes
-from potluck.placement.within_pools import Found, best_within, with_usable
+from potluck.placement.within_pools import best_within, with_usable
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
 from potluck.types.groups import group_ranges
-from potluck.types.placement import ModelCost, PlacedStage, Plan
+from potluck.types.placement import PlacedStage, Plan
 from potluck.types.quantities import format_bytes, format_count
 
 _MARGINAL = 0.02
@@ -61,46 +60,36 @@ groups.
 _LAYOUT = "for example --layout NODE=12,NODE=16"
 
 
-def path_problem(
-    candidates: Sequence[Candidate],
-    links: LinkTable,
-    *,
-    coordinator: NodeId,
-    num_sequences: int = 1,
-    context_tokens: int = 512,
-) -> PathProblem:
-    """Return the problem of units for steps of ``num_sequences`` sequences that decode.
+def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:
+    """Return the path problem of steps of this many sequences that decode, ignoring pools.
 
-    Units are in the order of ``candidates``, all of one model. Source and sink are the coordinator.
-    Raise ``ValueError`` if there is no unit.
+    Units are the candidates, in their order. Source and sink are the coordinator. Raise
+    ``ValueError`` if there is no unit.
     """
-    of = path_problems(candidates, links, coordinator=coordinator, context_tokens=context_tokens)
-    return of(num_sequences)
+    return problems_of(request)(num_sequences)
 
 
-def path_problems(
-    candidates: Sequence[Candidate],
-    links: LinkTable,
-    *,
-    coordinator: NodeId,
-    context_tokens: int = 512,
-) -> Callable[[int], PathProblem]:
-    """Return ``path_problem`` as a function of ``num_sequences``.
+def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
+    """Return ``problem_of`` as a function of the number of sequences.
 
     Whatever does not depend on it is computed once. Raise ``ValueError`` if there is no unit.
     """
+    candidates, context_tokens = request.candidates, request.preferences.context_tokens
     if not candidates:
         raise ValueError("there are no units")
     hidden_size = candidates[0].times.work.hidden_size
-    costs = {id(each.cost): _item_bytes(each.cost) for each in candidates}
+    costs = {id(each.cost): each.cost.item_bytes for each in candidates}
     usable_bytes = np.array([max(0, each.usable_bytes) for each in candidates], np.int64)
     item_bytes = np.array([costs[id(each.cost)] for each in candidates], np.int64)
-    stage_bytes = np.array([_stage_bytes(each.cost) for each in candidates], np.int64)
+    stage_bytes = np.array([each.cost.stage_bytes for each in candidates], np.int64)
     shared_bytes = np.array([each.cost.shared_bytes for each in candidates], np.int64)
-    lone_bytes = np.array([_lone_bytes(each.cost) for each in candidates], np.int64)
-    nodes = [*(each.node_id for each in candidates), coordinator]
+    lone_bytes = np.array(
+        [(each.cost.lone_embedding_bytes, each.cost.lone_head_bytes) for each in candidates],
+        np.int64,
+    )
+    nodes = [*(each.node_id for each in candidates), request.coordinator]
     no_cuts = frozenset(layer + 1 for layer in candidates[0].cost.no_cuts)
-    latency, seconds_per_byte = _link_matrices(nodes, links)
+    latency, seconds_per_byte = _link_matrices(nodes, request.links)
 
     def problem(num_sequences: int) -> PathProblem:
         times: dict[int, PartTimes] = {}
@@ -125,18 +114,6 @@ def path_problems(
         )
 
     return problem
-
-
-def _item_bytes(cost: ModelCost) -> tuple[int, ...]:
-    return (cost.embedding_bytes, *cost.layer_bytes, cost.head_bytes)
-
-
-def _stage_bytes(cost: ModelCost) -> int:
-    return cost.scratch_bytes + cost.process_bytes
-
-
-def _lone_bytes(cost: ModelCost) -> tuple[int, int]:
-    return cost.lone_embedding_bytes, cost.lone_head_bytes
 
 
 def _link_matrices(nodes: Sequence[NodeId], links: LinkTable) -> tuple[Floats, Floats]:
@@ -177,12 +154,12 @@ def place(request: PlaceRequest, *, num_elements: int = DEFAULT_ELEMENTS) -> Pla
         return None
     if request.preferences.layout:
         found = _arranged_layout(request)
-        return plan_of(found.request, Found(cuts=found.cuts, seconds=0.0))
+        return plan_of(found.request, found.cuts)
     plan: Plan | None = None
     wanted = request.preferences.tensor_parallel
     if wanted is None or wanted == 1:
         best = _search(request, num_elements)
-        plan = None if best is None else plan_of(request, best)
+        plan = None if best is None else plan_of(request, best.cuts, gap=best.gap)
     if wanted == 1:
         return plan
     if wanted is not None:
@@ -233,12 +210,10 @@ def place_in_groups(
     uses.
     """
     wanted = request.preferences.tensor_parallel
-    used = {(stage.node_id, stage.unit_id) for stage in plan.stages} if plan is not None else set()
+    used = {stage.unit for stage in plan.stages} if plan is not None else set()
     is_small = len(request.candidates) <= _MOST_BESIDE
     others = [
-        index
-        for index, each in enumerate(request.candidates)
-        if is_small or (each.node_id, each.unit_id) in used
+        index for index, each in enumerate(request.candidates) if is_small or each.unit in used
     ]
     best: Plan | None = None
     problem = problem_of(request, 1)
@@ -249,7 +224,7 @@ def place_in_groups(
         found = _search(grouped, num_elements // _CHOICES_PART)
         if found is None or not any(grouped.candidates[cut.unit].members for cut in found.cuts):
             continue
-        other = plan_of(grouped, found)
+        other = plan_of(grouped, found.cuts, gap=found.gap)
         if best is None or _is_better(request, other, best):
             best = other
     return best
@@ -267,15 +242,15 @@ def _rate(request: PlaceRequest, plan: Plan) -> float:
     """Return the tokens per second that the objective counts."""
     if plan.prediction is None:
         raise ValueError("the plan has no prediction")
-    return rate_of(plan.prediction, request.preferences.objective)
+    return plan.prediction.rate(request.preferences.objective)
 
 
-def plan_of(request: PlaceRequest, found: Found) -> Plan:
-    """Return the plan of a solution, with its prediction."""
+def plan_of(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> Plan:
+    """Return the plan of these stages on the candidates, with its prediction."""
     return Plan(
-        stages=placed_stages(request, found.cuts),
+        stages=placed_stages(request, cuts),
         rejections=(),
-        prediction=predicted(request, found.cuts, gap=found.gap),
+        prediction=predicted(request, cuts, gap=gap),
     )
 
 
@@ -288,25 +263,20 @@ def placed_stages(request: PlaceRequest, cuts: Sequence[Cut]) -> tuple[PlacedSta
     )
 
 
-def _search(request: PlaceRequest, num_elements: int) -> Found | None:
+def _search(request: PlaceRequest, num_elements: int) -> Path | None:
     problems = problems_of(request)
     problem = problems(1)
 
-    def least_latency(usable: Sequence[int]) -> Found | None:
-        path = shortest_path(with_usable(problem, usable), num_elements=num_elements)
-        if path is None:
-            return None
-        return Found(cuts=path.cuts, seconds=path.seconds, gap=path.gap)
+    def least_latency(usable: Sequence[int]) -> Path | None:
+        return shortest_path(with_usable(problem, usable), num_elements=num_elements)
 
-    def most_throughput(usable: Sequence[int]) -> Found | None:
+    def most_throughput(usable: Sequence[int]) -> Path | None:
         found = best_throughput(
             lambda num_sequences: with_usable(problems(num_sequences), usable),
             request.preferences.num_streams,
             num_elements=num_elements,
         )
-        if found is None:
-            return None
-        return Found(cuts=found.path.cuts, seconds=found.path.seconds, gap=found.path.gap)
+        return None if found is None else found.path
 
     is_throughput = request.preferences.objective is Objective.THROUGHPUT
     solve = most_throughput if is_throughput else least_latency
@@ -316,8 +286,8 @@ def _search(request: PlaceRequest, num_elements: int) -> Found | None:
 def _without_marginal_units(
     problem: PathProblem,
     pools: Sequence[Pool],
-    solve: Callable[[Sequence[int]], Found | None],
-) -> Found | None:
+    solve: Callable[[Sequence[int]], Path | None],
+) -> Path | None:
     """Return the best plan, without the units that hardly improve it.
 
     Each additional unit is one more that may fail, so the unit that computes least is removed as
@@ -335,30 +305,8 @@ def _without_marginal_units(
             or len(found.cuts) >= len(chosen.cuts)
         ):
             break
-        bound = best.seconds * (1 - best.gap)
-        chosen = replace(found, gap=max(0.0, 1 - bound / found.seconds))
+        chosen = replace(found, bound_seconds=best.seconds * (1 - best.gap))
     return chosen
-
-
-def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:
-    """Return the path problem of steps with this many sequences, ignoring pools."""
-    return path_problem(
-        request.candidates,
-        request.links,
-        coordinator=request.coordinator,
-        num_sequences=num_sequences,
-        context_tokens=request.preferences.context_tokens,
-    )
-
-
-def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
-    """Return ``problem_of`` as a function of the number of sequences."""
-    return path_problems(
-        request.candidates,
-        request.links,
-        coordinator=request.coordinator,
-        context_tokens=request.preferences.context_tokens,
-    )
 
 
 def only_units(request: PlaceRequest, indices: Iterable[int]) -> PlaceRequest:
@@ -427,11 +375,11 @@ def _units_of_layout(request: PlaceRequest) -> Iterator[int]:
     """Yield the candidate of each stage of the layout. Raises the same errors as
     ``_arranged_layout``.
     """
-    units = {(each.node_id, each.unit_id): i for i, each in enumerate(request.candidates)}
+    units = {each.unit: i for i, each in enumerate(request.candidates)}
     seen: set[int] = set()
     for each in request.preferences.layout:
         where = f"{each.unit_id} on node {each.node_id}"
-        unit = units.get((each.node_id, each.unit_id))
+        unit = units.get(each.unit)
         if unit is None:
             raise ParameterError(
                 "layout",

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-import msgspec
-
 from potluck.engines.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
 from potluck.errors import (
     EngineError,
@@ -26,12 +24,11 @@ from potluck.placement.costs import (
     count_offers,
     member_cost,
     sort_of,
-    usable_units,
 )
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import link_table
-from potluck.placement.offering import reason_against
+from potluck.placement.offering import Sifted, reason_against, sifted, usable_units
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
@@ -81,7 +78,7 @@ class Placement:
         self._counting = counting
         self._snapshot = snapshot
         self._held = snapshot.held
-        self._able_in: dict[Quantization, _AbleBackends] = {}
+        self._able_in: dict[Quantization, Sifted] = {}
         self._units = {
             (report.node_id, unit.unit_id): unit
             for report in snapshot.able
@@ -141,7 +138,7 @@ class Placement:
                 return self._placed(size)
             except (ParameterError, InsufficientMemoryError):
                 pass
-        units = {(unit.node_id, unit.unit_id) for unit in wants.layout}
+        units = {each.unit for each in wants.layout}
         if not units <= self._units.keys():
             self._snapshot = replace(self._snapshot, preferences=replace(wants, layout=()))
         return None
@@ -152,10 +149,7 @@ class Placement:
         """
         usable = {
             (report.node_id, unit.unit_id): self._on_unit(size, unit)
-            for report in self._able(size).reports
-            if not report.is_draining
-            for unit in report.units
-            if reason_against(unit, with_reserve=True) is None
+            for report, unit in usable_units(self._able(size).reports, with_reserve=True)
         }
         fitting = [
             each
@@ -191,7 +185,7 @@ class Placement:
         row = [self._snapshot.coordinator, *leaders, self._snapshot.coordinator]
         return next((pair for pair in pairwise(row) if self._links.is_closed(*pair)), None)
 
-    def _able(self, size: StageSize) -> _AbleBackends:
+    def _able(self, size: StageSize) -> Sifted:
         found = self._able_in.get(size.quantization)
         if found is None:
             found = _of_able_backends(self._counting, self._snapshot.able, size.quantization)
@@ -280,13 +274,13 @@ class Placement:
         from potluck.placement.explain import unused_units  # most agents never plan
 
         rejections = (*self._able(size).rejections, *counted.offered.rejections)
-        explained = {(each.node_id, each.unit_id) for each in (*rejections, *plan.rejections)}
+        explained = {each.unit for each in (*rejections, *plan.rejections)}
         return (
             *rejections,
             *(
                 each
                 for each in unused_units(request, plan).rejections
-                if (each.node_id, each.unit_id) not in explained
+                if each.unit not in explained
             ),
         )
 
@@ -297,9 +291,9 @@ class Placement:
         counted = self._count(size, with_reserve=True, released_stages=())
         offered = counted.offered
         taken = [0] * len(offered.offers)
-        units = {(each.node_id, each.unit_id): i for i, each in enumerate(offered.offers)}
+        units = {each.unit: i for i, each in enumerate(offered.offers)}
         for stage in plan.stages:
-            unit = stage.node_id, stage.unit_id
+            unit = stage.unit
             own_size = self._on_unit(size, self._units[unit])
             if any(each.is_stage(unit, stage.shard, own_size) for each in self._held):
                 continue
@@ -352,7 +346,7 @@ class Placement:
         request = self._request(counted, size)
         if not request.candidates:
             return None
-        units = [(each.node_id, each.unit_id) for each in request.candidates]
+        units = [each.unit for each in request.candidates]
         return fill_by_speed(problem_of(request, 1), units)
 
     def _count(
@@ -375,7 +369,7 @@ class Placement:
         candidates = []
         divided: dict[Sort, DividedCost | None] = {}
         for offer, most in zip(counted.offered.offers, counted.offered.most_bytes, strict=True):
-            unit = self._units[offer.node_id, offer.unit_id]
+            unit = self._units[offer.unit]
             sort = sort_of(unit)
             if sort not in divided:
                 divided[sort] = self._divided_cost(counted.sizes[sort])
@@ -455,24 +449,19 @@ class Placement:
         return found
 
     def _predicted(self, stages: Sequence[PlacedStage], request: PlaceRequest) -> Prediction | None:
-        offered = {(each.node_id, each.unit_id) for each in request.candidates}
-        if any((stage.node_id, stage.unit_id) not in offered for stage in stages):
+        offered = {each.unit for each in request.candidates}
+        if any(stage.unit not in offered for stage in stages):
             return None
         return prediction_of(request, stages)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AbleBackends:
-    """Reports without the units of backends that cannot be counted or used, and these units."""
-
-    reports: Sequence[NodeReport]
-    rejections: Sequence[Rejection]
-
-
 def _of_able_backends(
     counting: Counting, reports: Sequence[NodeReport], quantization: Quantization
-) -> _AbleBackends:
-    """Return the usable backends. Raise the error of a backend if none is left."""
+) -> Sifted:
+    """Return the reports without the units of backends that cannot be counted or used.
+
+    Raise the error of a backend if none is left.
+    """
     problems: dict[str, PotluckError] = {}
     reasons: dict[str, str] = {}
     backends = {
@@ -492,20 +481,4 @@ def _of_able_backends(
             reasons[backend] = f"the coordinator cannot compute it: {error.message}"
     if problems and problems.keys() == backends:
         raise problems[min(problems)]
-    able = [
-        msgspec.structs.replace(
-            report, units=tuple(unit for unit in report.units if unit.backend not in problems)
-        )
-        for report in reports
-    ]
-    rejections = [
-        Rejection(
-            node_id=report.node_id,
-            unit_id=unit.unit_id,
-            reason=reasons[unit.backend],
-        )
-        for report in reports
-        for unit in report.units
-        if unit.backend in problems
-    ]
-    return _AbleBackends(reports=able, rejections=rejections)
+    return sifted(reports, lambda unit: reasons.get(unit.backend))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from potluck.engines.arithmetic_choice import is_faster_for
 from potluck.engines.backends import abilities_of
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.costs import Counting
-from potluck.placement.offering import reason_against
+from potluck.placement.offering import Sifted, sifted, usable_units
 from potluck.placement.planned import PlannedModel, planned_model
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
@@ -28,39 +26,15 @@ if TYPE_CHECKING:
 _HINT = "--arithmetic exact uses every unit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
-    """Reports without the units that do not support an arithmetic, and these units.
+def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Sifted:
+    """Return the units of ``reports`` that can take part in a deployment with this arithmetic.
 
     Only units of the native backend compute in a requested arithmetic: a unit that does not support
     the arithmetic of a deployment is left out of it. Units of other backends always use an
     arithmetic of their own (docs/adr/0013), and stay.
     """
-
-    reports: tuple[NodeReport, ...]
-    rejections: tuple[Rejection, ...]
-
-
-def computing_in(arithmetic: Arithmetic, reports: Sequence[NodeReport]) -> Computing:
-    """Return the units of ``reports`` that can take part in a deployment with this arithmetic."""
-    return Computing(
-        reports=tuple(
-            msgspec.structs.replace(
-                report, units=tuple(unit for unit in report.units if _has(unit, arithmetic))
-            )
-            for report in reports
-        ),
-        rejections=tuple(
-            Rejection(
-                node_id=report.node_id,
-                unit_id=unit.unit_id,
-                reason=f"it does not support the {arithmetic.value} arithmetic of this deployment",
-            )
-            for report in reports
-            for unit in report.units
-            if not _has(unit, arithmetic)
-        ),
-    )
+    reason = f"it does not support the {arithmetic.value} arithmetic of this deployment"
+    return sifted(reports, lambda unit: None if _has(unit, arithmetic) else reason)
 
 
 def plan_in(
@@ -122,7 +96,7 @@ def _note_of_exact(planned: PlannedModel, reports: Sequence[NodeReport]) -> str:
     arithmetic = next(iter(_fast_for(planned, reports)), None)
     if arithmetic is None:
         return ""
-    units = list(_native(reports))
+    units = _native(reports)
     num_able = sum(_has(unit, arithmetic) for _, unit in units)
     where = f"on {num_able} of {len(units)} CPUs, and leave the others out"
     if num_able == len(units):
@@ -175,7 +149,7 @@ def _fast_for(planned: PlannedModel, reports: Sequence[NodeReport]) -> list[Arit
     fastest.
     """
     formats = _formats(planned)
-    units = list(_native(reports))
+    units = _native(reports)
     counts = {each: sum(_has(unit, each) for _, unit in units) for each in FASTEST_FIRST}
     able = [each for each in FASTEST_FIRST if counts[each] and is_faster_for(each, formats)]
     return sorted(able, key=lambda each: -counts[each])
@@ -185,13 +159,10 @@ def _formats(planned: PlannedModel) -> frozenset[str]:
     return frozenset().union(*(stage.plan.product_formats for stage in planned.stages))
 
 
-def _native(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, UnitReport]]:
-    """Yield the units that compute in a requested arithmetic and may be used."""
-    for report in reports:
-        for unit in report.units:
-            is_usable = reason_against(unit, with_reserve=True) is None
-            if _supports_arithmetic_choice(unit) and is_usable and not report.is_draining:
-                yield report, unit
+def _native(reports: Sequence[NodeReport]) -> list[tuple[NodeReport, UnitReport]]:
+    """Return the units that compute in a requested arithmetic and may be used."""
+    usable = usable_units(reports, with_reserve=True)
+    return [each for each in usable if _supports_arithmetic_choice(each[1])]
 
 
 def _has(unit: UnitReport, arithmetic: Arithmetic) -> bool:

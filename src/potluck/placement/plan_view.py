@@ -88,7 +88,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
                 PlannedStage,
                 stage,
                 **placed_fields(index, stage),
-                usable_bytes=usable.get((stage.node_id, stage.unit_id)),
+                usable_bytes=usable.get(stage.unit),
                 predicted=predicted,
             )
             for index, (stage, predicted) in enumerate(
@@ -100,7 +100,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
         link_basis=None if prediction is None else prediction.link_basis,
         **explained,
         rejections=tuple(
-            document_of(RejectedUnit, each, added_seconds=added.get((each.node_id, each.unit_id)))
+            document_of(RejectedUnit, each, added_seconds=added.get(each.unit))
             for each in record.status.plan.rejections
         ),
     )

@@ -18,7 +18,7 @@ from potluck.scheduling.frame_limits import (
 )
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, OnUnit, UnitId
 from potluck.types.deployment import DeploymentRecord, PlanRecord, StageRecord
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
@@ -57,20 +57,21 @@ class PlannedModel:
         return tuple(
             holding
             for holding in self.held
-            if any(
-                holding.is_stage((each.node_id, each.unit_id), each.plan.shard, each.plan.size)
-                for each in self.stages
-            )
+            if any(each.is_held_as(holding) for each in self.stages)
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStage:
+class PlannedStage(OnUnit):
     """A stage on a unit; its worker arrives at the same count."""
 
     node_id: NodeId
     unit_id: UnitId
     plan: StagePlan
+
+    def is_held_as(self, holding: Holding) -> bool:
+        """Return whether it is already loaded as this holding."""
+        return holding.is_stage(self.unit, self.plan.shard, self.plan.size)
 
 
 def planned_model(
@@ -84,7 +85,7 @@ def planned_model(
     units = {(report.node_id, unit.unit_id): unit for report in reports for unit in report.units}
     stages = []
     for placed in plan.stages:
-        unit = units[placed.node_id, placed.unit_id]
+        unit = units[placed.unit]
         own_size = on_unit(size, unit, counting.abilities(unit.backend))
         counted = counting.stage(
             placed.shard, replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped)

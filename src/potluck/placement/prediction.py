@@ -11,10 +11,9 @@ from potluck.placement.candidates import Candidate
 from potluck.placement.cuts import Cut
 from potluck.placement.group_times import GroupTimes
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
-from potluck.placement.speed import worst
 from potluck.placement.times import PartTimes, UnitTimes
 from potluck.types.cluster import NodeId
-from potluck.types.placement import Basis, Prediction, Preferences, StagePrediction
+from potluck.types.placement import Basis, Prediction, Preferences, StagePrediction, worst
 
 MARGINS = {Basis.SERVED: 0.15, Basis.MEASURED: 0.3, Basis.TABLE: 0.6, Basis.ASSUMED: 0.9}
 
@@ -34,13 +33,12 @@ def predict(
     coordinator: NodeId,
     preferences: Preferences,
     max_step_tokens: int,
-    steps_in_flight: int | None = None,
     gap: float = 0.0,
 ) -> Prediction:
     """Return the prediction for the stages ``cuts``, whose units are ``candidates``.
 
-    ``steps_in_flight`` of several streams is chosen to maximize their tokens, unless it is given.
-    Raise ``ValueError`` if there is no stage.
+    The number of steps in flight is that with the most tokens of several streams. Raise
+    ``ValueError`` if there is no stage.
     """
     if not cuts:
         raise ValueError("there are no stages")
@@ -48,12 +46,9 @@ def predict(
     context_tokens = preferences.context_tokens
     one = pipeline.step(1, context_tokens)
     num_streams = max(1, preferences.num_streams)
-    choices = range(1, min(num_streams, len(cuts) + 1) + 1)
-    if steps_in_flight is not None:
-        choices = range(max(1, steps_in_flight), max(1, steps_in_flight) + 1)
     loads = [
         _Load.of(pipeline.step(-(-num_streams // count), context_tokens), count)
-        for count in choices
+        for count in range(1, min(num_streams, len(cuts) + 1) + 1)
     ]
     load = min(loads, key=lambda each: each.period_seconds)
     chunk = max(1, min(max_step_tokens, preferences.prompt_tokens))

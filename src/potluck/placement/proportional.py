@@ -55,7 +55,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
 
     Layers are layer groups here.
     """
-    smallest = min(cost.layer_bytes) + cost.scratch_bytes + cost.process_bytes
+    smallest = min(cost.layer_bytes) + cost.stage_bytes
     name = "one layer"
     if not needs_layer:
         ends = []
@@ -162,7 +162,7 @@ def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> 
 
 def _stage_bytes(offer: UnitOffer, cost: ModelCost) -> int:
     """Return the fixed cost of a stage on a unit, in addition to its parts of the model."""
-    return cost.scratch_bytes + cost.process_bytes - offer.spared_bytes
+    return cost.stage_bytes - offer.spared_bytes
 
 
 def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
@@ -274,10 +274,9 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
     If a part that cannot be divided fits on no unit, more units like these would not help, and the
     hint says what the part needs.
     """
-    model = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes - cost.shared_bytes
-    needed = model + sum(_stage_bytes(offer, cost) for offer in offers)
+    needed = cost.model_bytes + sum(_stage_bytes(offer, cost) for offer in offers)
     if not offers:
-        needed += cost.scratch_bytes + cost.process_bytes
+        needed += cost.stage_bytes
     available = sum(max(offer.usable_bytes, 0) for offer in offers)
     largest = max((offer.usable_bytes - _stage_bytes(offer, cost) for offer in offers), default=0)
     hint = ""
@@ -297,7 +296,7 @@ def does_not_fit(offers: Sequence[UnitOffer], cost: ModelCost) -> InsufficientMe
 
 def _too_large_part(offers: Sequence[UnitOffer], cost: ModelCost) -> str:
     """Return the hint for a part of the model that fits on no unit; empty if each fits on some."""
-    fixed = cost.scratch_bytes + cost.process_bytes
+    fixed = cost.stage_bytes
     ends = {"the embedding": cost.lone_embedding_bytes, "the head": cost.lone_head_bytes}
     needs = {"a layer": fixed + cost.least_layer_bytes, **ends}
     too_large = {

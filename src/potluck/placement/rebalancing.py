@@ -98,18 +98,6 @@ class MoveDecision:
         return self.net_gain >= self.bar
 
 
-def rate_of(prediction: Prediction, objective: Objective) -> float:
-    """Return the predicted tokens per second that count for an objective."""
-    if objective is Objective.THROUGHPUT:
-        return prediction.total_tokens_per_second
-    return prediction.tokens_per_second
-
-
-def gain_of(in_force: Prediction, better: Prediction, objective: Objective) -> float:
-    """Return how much faster one plan is predicted to be than another, as a fraction."""
-    return rate_of(better, objective) / rate_of(in_force, objective) - 1.0
-
-
 def evaluate_move(
     in_force: Prediction,
     better: Prediction,
@@ -124,7 +112,7 @@ def evaluate_move(
     A prediction with a wider margin than that of the plan in force is reduced by the difference: a
     well-known plan is not given up for one that rests on assumptions.
     """
-    gain = gain_of(in_force, better, objective)
+    gain = better.rate(objective) / in_force.rate(objective) - 1.0
     doubt = max(0.0, better.margin - in_force.margin)
     ratio = (1.0 + gain) / (1.0 + doubt)
     return MoveDecision(
@@ -246,8 +234,8 @@ def compared(planned: PlannedModel, record: DeploymentRecord) -> PlanComparison 
     request = planned.request
     if request is None or planned.prediction is None:
         return None
-    predicted = {(each.node_id, each.unit_id) for each in request.candidates}
-    if any((each.node_id, each.unit_id) not in predicted for each in record.stages):
+    predicted = {each.unit for each in request.candidates}
+    if any(each.unit not in predicted for each in record.stages):
         return None
     in_force = [
         PlacedStage(
@@ -268,13 +256,13 @@ def compared(planned: PlannedModel, record: DeploymentRecord) -> PlanComparison 
 def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:
     """Return whether a plan has the same stages, in the same places."""
     return [_place_of(each) for each in planned.stages] == [
-        (each.node_id, each.unit_id, each.start_layer, each.end_layer, each.part) for each in stages
+        (*each.unit, each.start_layer, each.end_layer, each.part) for each in stages
     ]
 
 
 def _place_of(stage: PlannedStage) -> tuple[object, ...]:
     shard = stage.plan.shard
-    return stage.node_id, stage.unit_id, shard.start_layer, shard.end_layer, shard.part
+    return *stage.unit, shard.start_layer, shard.end_layer, shard.part
 
 
 def cost_of_move(
@@ -285,19 +273,9 @@ def cost_of_move(
     num_live_tokens: int,
 ) -> MoveCost:
     """Return the cost of moving from ``stages`` to a plan. Nodes load concurrently."""
-    kept = {
-        (
-            each.node_id,
-            each.stage.unit_id,
-            each.stage.start_layer,
-            each.stage.end_layer,
-            each.stage.part,
-        )
-        for each in planned.kept
-    }
     num_bytes: Counter[NodeId] = Counter()
     for stage in planned.stages:
-        if _place_of(stage) not in kept:
+        if not any(map(stage.is_held_as, planned.held)):
             num_bytes[stage.node_id] += stage.plan.read_bytes
     rates: dict[NodeId, float] = {}
     for record in stages:
@@ -330,8 +308,8 @@ def report_of(
         predicted=alternative.predicted,
         gain=decision.gain,
         net_gain=decision.net_gain,
-        rate=rate_of(alternative.in_force, record.spec.objective),
-        new_rate=rate_of(alternative.predicted, record.spec.objective),
+        rate=alternative.in_force.rate(record.spec.objective),
+        new_rate=alternative.predicted.rate(record.spec.objective),
         load_bytes=cost.num_bytes,
         load_seconds=cost.load_seconds,
         pause_seconds=cost.pause_seconds,

@@ -31,7 +31,7 @@ from potluck.types.hardware import (
     Origin,
     Rates,
 )
-from potluck.types.placement import Basis
+from potluck.types.placement import Basis, worst
 from potluck.types.tensor import TensorFormat
 
 _RATES = (1e-3, 1e7)
@@ -267,14 +267,6 @@ def _period(seconds: float | None) -> float:
     if seconds is None or not _PERIODS[0] <= seconds <= _PERIODS[1]:
         return QUOTA_PERIOD_SECONDS
     return seconds
-
-
-_WORST_LAST = (Basis.SERVED, Basis.MEASURED, Basis.TABLE, Basis.ASSUMED)
-
-
-def worst(*bases: Basis) -> Basis:
-    """Return the least certain basis of several figures."""
-    return max(bases, key=_WORST_LAST.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,16 +17,13 @@ import msgspec
 from potluck.errors import InsufficientMemoryError
 from potluck.placement.cuts import Items, items_of, shard_of
 from potluck.placement.proportional import place
-from potluck.types.cluster import Epoch, NodeId, UnitId
+from potluck.types.cluster import Epoch, NodeId, NodeUnitId, UnitId
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
 from potluck.types.placement import ModelCost, PlacedStage, Plan, UnitOffer
 from potluck.types.program import Shard
 from potluck.types.stage import StageSize
-
-UnitKey = tuple[NodeId, UnitId]
-"""A unit of the cluster."""
 
 _NO_EPOCH = Epoch(number=0, coordinator=NodeId(""))
 
@@ -42,11 +39,11 @@ class Holding:
     stage: HeldStage
 
     @property
-    def unit(self) -> tuple[NodeId, UnitId]:
+    def unit(self) -> NodeUnitId:
         """Return the unit that holds it."""
         return self.node_id, self.stage.unit_id
 
-    def is_stage(self, unit: tuple[NodeId, UnitId], shard: Shard, size: StageSize) -> bool:
+    def is_stage(self, unit: NodeUnitId, shard: Shard, size: StageSize) -> bool:
         """Return whether it is the stage of a plan with this shard and size on this unit."""
         held = self.stage
         return (
@@ -98,7 +95,7 @@ def kept(
     at all.
     """
 
-    def rank(holding: Holding) -> tuple[bool, Epoch, UnitKey]:
+    def rank(holding: Holding) -> tuple[bool, Epoch, NodeUnitId]:
         stage = holding.stage
         is_used = (*holding.unit, stage.start_layer, stage.end_layer) in in_use
         return is_used, stage.epoch, holding.unit
@@ -123,7 +120,7 @@ def kept(
 
 
 def _whole_groups(
-    holdings: Iterable[Holding], rank: Callable[[Holding], tuple[bool, Epoch, UnitKey]]
+    holdings: Iterable[Holding], rank: Callable[[Holding], tuple[bool, Epoch, NodeUnitId]]
 ) -> Iterator[tuple[Holding, ...]]:
     """Yield every completely held stage: by one unit, or by all members of a group.
 
@@ -173,10 +170,10 @@ class Gap:
 
     start: int
     end: int
-    before: UnitKey | None
-    after: UnitKey | None
-    left: Mapping[UnitKey, UnitOffer]
-    busy: Collection[UnitKey]
+    before: NodeUnitId | None
+    after: NodeUnitId | None
+    left: Mapping[NodeUnitId, UnitOffer]
+    busy: Collection[NodeUnitId]
     cost: ModelCost
 
 
@@ -201,8 +198,8 @@ def keep_and_fill(
     num_layers = len(cost.layer_bytes)
     stages: list[PlacedStage] = []
     busy = {each.unit for each in holdings}
-    leader: UnitKey | None = None
-    left = {(offer.node_id, offer.unit_id): offer for offer in offers}
+    leader: NodeUnitId | None = None
+    left = {offer.unit: offer for offer in offers}
     position = 0
     for holding in (*holdings, None):
         part = None if holding is None else _items(holding.stage, num_layers)
@@ -215,19 +212,17 @@ def keep_and_fill(
                     before=leader,
                     after=None if holding is None else holding.unit,
                     left=left,
-                    busy={(each.node_id, each.unit_id) for each in stages} | busy,
+                    busy={each.unit for each in stages} | busy,
                     cost=cost,
                 )
             )
             if filling is None:
                 return None
             stages += filling
-            leader = filling[-1].node_id, filling[-1].unit_id
+            leader = filling[-1].unit
             for stage in filling:
-                offer = left[stage.node_id, stage.unit_id]
-                left[stage.node_id, stage.unit_id] = replace(
-                    offer, usable_bytes=offer.usable_bytes - stage.num_bytes
-                )
+                offer = left[stage.unit]
+                left[stage.unit] = replace(offer, usable_bytes=offer.usable_bytes - stage.num_bytes)
         if holding is not None and part is not None:
             stages.append(
                 PlacedStage(
@@ -270,7 +265,7 @@ def fill_by_memory(gap: Gap) -> list[PlacedStage] | None:
         lone_head_bytes=_NEVER_BYTES,
     )
     by_room = sorted(left.values(), key=lambda offer: (-offer.usable_bytes, offer.node_id))
-    idle_first = sorted(by_room, key=lambda offer: (offer.node_id, offer.unit_id) in busy)
+    idle_first = sorted(by_room, key=lambda offer: offer.unit in busy)
     # Each additional stage is a process and a hop, so not every unit gets a share of the gap.
     choices = [[offer] for offer in idle_first]
     choices += [by_room[:count] for count in range(2, len(by_room) + 1)]

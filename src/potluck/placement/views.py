@@ -61,8 +61,8 @@ def stage_predictions(record: DeploymentRecord) -> Sequence[StagePredictionDocum
     predicted: Sequence[StagePrediction] = ()
     if prediction is not None and _is_finite(prediction):
         predicted = prediction.stages
-    units = [(stage.node_id, stage.unit_id) for stage in record.stages]
-    if units != [(each.node_id, each.unit_id) for each in predicted]:
+    units = [stage.unit for stage in record.stages]
+    if units != [each.unit for each in predicted]:
         return [None] * len(units)
     return [document_of(StagePredictionDocument, each) for each in predicted]
 

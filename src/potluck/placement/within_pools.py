@@ -8,29 +8,20 @@ all of it, and less is tried only if a path then takes more than there is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from potluck.placement.cuts import Cut
 from potluck.placement.offering import Pool, fair_shares
-from potluck.placement.path import PathProblem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Stages in order, the minimized seconds, and how much better others could be."""
-
-    cuts: tuple[Cut, ...]
-    seconds: float
-    gap: float = 0.0
+from potluck.placement.path import Path, PathProblem
 
 
 def best_within(
     problem: PathProblem,
     pools: Sequence[Pool],
-    solve: Callable[[Sequence[int]], Found | None],
-) -> Found | None:
+    solve: Callable[[Sequence[int]], Path | None],
+) -> Path | None:
     """Return the best answer of ``solve`` that respects all pools.
 
     ``solve`` is given what every unit may use, and returns None if there is no path. Members of
@@ -42,7 +33,7 @@ def best_within(
     found = solve(alone)
     if found is None or fits(problem, pools, found.cuts):
         return found
-    best: Found | None = None
+    best: Path | None = None
     for usable in _divisions(problem, pools, found.cuts, alone):
         other = solve(usable)
         if other is None or not fits(problem, pools, other.cuts):

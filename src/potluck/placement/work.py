@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from potluck.models.program import build_program
+from potluck.engines.loading import program_to_count
 from potluck.models.shape import model_shape
 from potluck.models.work import (
     attention_multiply_adds,
@@ -122,7 +122,7 @@ def model_work(
     Raise ``KeyError`` if a tensor is missing, and the error of a tensor that cannot be loaded.
     """
     config = profile.config
-    program = _program(config)
+    program = program_to_count(config, Shard.whole(config.num_layers), context_tokens=1)
     specs = {spec.name: spec for spec in program.weights}
 
     def loaded(name: str) -> TensorInfo:
@@ -247,11 +247,3 @@ def layer_of(op: Op, specs: Mapping[str, WeightSpec]) -> int | None:
             return specs[op.up].layer
         case _:
             return None
-
-
-def _program(config: ModelConfig) -> Program:
-    from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
-
-    shard = Shard.whole(config.num_layers)
-    ropes = empty_rope_tables(config, context_tokens=1)
-    return build_program(config, shard, context_tokens=1, ropes=ropes)

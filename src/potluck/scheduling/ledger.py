@@ -115,9 +115,6 @@ class Ledger:
     def __init__(self) -> None:
         self._entries: dict[SequenceId, LedgerEntry] = {}
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __iter__(self) -> Iterator[LedgerEntry]:
         """Iterate over a copy: entries may be removed meanwhile."""
         return iter(tuple(self._entries.values()))

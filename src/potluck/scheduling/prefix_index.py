@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from potluck.types.step import KV_BLOCK_TOKENS
+from potluck.types.step import KV_BLOCK_TOKENS, num_common
 
 _DIGEST_BYTES = 32
 """Long enough that two prompts with the same hash cannot be constructed, so no client can get the
@@ -115,10 +115,6 @@ class PrefixIndex:
         self._full: dict[bytes, int] = {}
         self._children: dict[bytes, dict[int, None]] = {}  # by the hash before them, oldest first
 
-    def __len__(self) -> int:
-        """Return the number of blocks whose content is known."""
-        return len(self._entries)
-
     def block_of(self, full_hash: bytes) -> int | None:
         """Return the full block with that hash, or None if there is none."""
         return self._full.get(full_hash)
@@ -139,13 +135,13 @@ class PrefixIndex:
             blocks.append(block)
         start = len(blocks) * KV_BLOCK_TOKENS
         wanted = tuple(tokens[start : min(most, start + KV_BLOCK_TOKENS)])
-        partial, num_common = None, 0
+        partial, num_partial = None, 0
         if wanted:
             for block in self._siblings(chain.after(len(blocks))):
-                count = _num_common(self._entries[block].tokens, wanted)
-                if count > num_common:
-                    partial, num_common = block, count
-        return PrefixMatch(blocks=tuple(blocks), partial=partial, num_partial_tokens=num_common)
+                count = num_common(self._entries[block].tokens, wanted)
+                if count > num_partial:
+                    partial, num_partial = block, count
+        return PrefixMatch(blocks=tuple(blocks), partial=partial, num_partial_tokens=num_partial)
 
     def publish(
         self, block: int, parent: bytes, tokens: Sequence[int], full_hash: bytes | None
@@ -197,12 +193,3 @@ class PrefixIndex:
 
     def _siblings(self, parent: bytes) -> Iterator[int]:
         return islice(reversed(self._children.get(parent, {})), _MAX_SIBLINGS)
-
-
-def _num_common(some: Sequence[int], others: Sequence[int]) -> int:
-    count = 0
-    for one, other in zip(some, others, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count

@@ -77,20 +77,24 @@ class Scheduler:
     """Admits sequences, forms steps, owns block tables. Not thread-safe."""
 
     def __init__(self, limits: SchedulerLimits, drafts: DraftSource | None = None) -> None:
-        self._limits = limits
         self._drafting = Drafting(drafts, limits.max_steps_in_flight)
         self._prefix_totals = PrefixTotals()
+        self._waiting: deque[SequenceState] = deque()
+        self._sequences: dict[SequenceId, SequenceState] = {}
+        self._is_turn_of_alone = True
+        self._next_sequence = 0
+        self._begin(limits)
+
+    def _begin(self, limits: SchedulerLimits) -> None:
+        """Begin with stages that hold nothing; no sequence runs."""
+        self._limits = limits
         self._cache = SequenceCache(limits, self._prefix_totals)
         self._restorer = Restorer(self._cache)
         self._chunks = ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
-        self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []  # in order of admission
-        self._sequences: dict[SequenceId, SequenceState] = {}
         self._steps_in_flight: dict[StepId, StepInFlight] = {}
         self._closing: list[SequenceId] = []
         self._is_alone_in_flight = False
-        self._is_turn_of_alone = True
-        self._next_sequence = 0
         self._step_ids = count()
 
     @property
@@ -115,11 +119,6 @@ class Scheduler:
         """
         sequence = self._sequences.get(sequence_id)
         return None if sequence is None else sequence.num_cached_tokens
-
-    @property
-    def num_steps_in_flight(self) -> int:
-        """Return the number of steps formed and not completed."""
-        return len(self._steps_in_flight)
 
     def add(
         self,
@@ -180,17 +179,9 @@ class Scheduler:
                 f"a live sequence may have {longest} tokens,"
                 f" but the context only holds {limits.context_tokens}"
             )
-        self._limits = limits
-        self._cache = SequenceCache(limits, self._prefix_totals)
-        self._restorer = Restorer(self._cache)
-        self._chunks = ChunkController(limits.target_step_seconds, limits.max_steps_in_flight)
         self._waiting = deque([*self._running, *self._waiting])
-        self._running = []
-        self._steps_in_flight.clear()
+        self._begin(limits)
         self._drafting.restart(limits.max_steps_in_flight)
-        self._closing.clear()
-        self._is_alone_in_flight = False
-        self._step_ids = count()
         for sequence in self._waiting:
             sequence.restart()
             sequence.chain = HashChain(self._cache.blocks.root, sequence.tokens)  # another salt

@@ -13,15 +13,12 @@ from potluck.types.sequence import SequenceRequest
 from potluck.types.step import Pooling, SamplingParams
 
 
-def pooled_request(
-    tokens: tuple[int, ...], pooling: Pooling, request_id: str = ""
-) -> SequenceRequest:
+def pooled_request(tokens: tuple[int, ...], pooling: Pooling) -> SequenceRequest:
     """Return the request for one vector of ``tokens``."""
     return SequenceRequest(
         prompt_tokens=tokens,
         sampling=SamplingParams(temperature=0.0),
         max_new_tokens=0,
-        request_id=request_id,
         pooling=pooling,
     )
 

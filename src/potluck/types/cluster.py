@@ -12,10 +12,26 @@ NodeId = NewType("NodeId", str)
 UnitId = NewType("UnitId", str)
 """A unit of a node, such as ``cpu/native``."""
 
+NodeUnitId = tuple[NodeId, UnitId]
+"""A unit of the cluster."""
+
 DeploymentId = NewType("DeploymentId", str)
 
 WIRE_VERSION = 9
 """Version of frames and control messages. Nodes with different versions cannot work together."""
+
+
+class OnUnit:
+    """A value with the ids of a unit and its node."""
+
+    __slots__ = ()
+    node_id: NodeId
+    unit_id: UnitId
+
+    @property
+    def unit(self) -> NodeUnitId:
+        """Return both ids."""
+        return self.node_id, self.unit_id
 
 
 @total_ordering

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
-from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, OnUnit, UnitId
 from potluck.types.content import Manifest, Transfer
 from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.groups import GroupPart, group_ranges
@@ -59,7 +59,7 @@ class LoadingStage(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
-class StageRecord(msgspec.Struct, frozen=True, kw_only=True):
+class StageRecord(OnUnit, msgspec.Struct, frozen=True, kw_only=True):
     """A stage of the plan in force, or the part of a group member that holds one.
 
     ``read_bytes`` from the model's files and ``load_seconds`` are None until it is loaded;

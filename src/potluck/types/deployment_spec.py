@@ -38,6 +38,8 @@ from potluck.types.ranges import (
     MIN_TARGET_STEP_MS,
     RANGES,
     NumberRange,
+    between,
+    whole,
 )
 from potluck.types.states import LEAST_DEFAULT_STATES, MOST_DEFAULT_STATES
 
@@ -71,15 +73,6 @@ class Setting:
         return self.parse in ("flag", "inverted flag")
 
 
-def _up_to(most: int, *, least: int = 1, words: str = "") -> NumberRange:
-    words = words or f"an integer from {least} to {most}"
-    return NumberRange(least=least, most=most, words=words, is_whole=True)
-
-
-def _between(least: float, most: float, unit: str = "") -> NumberRange:
-    return NumberRange(least=least, most=most, words=f"a number {unit}from {least:g} to {most:g}")
-
-
 class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The requested settings. They do not change while the model is deployed.
 
@@ -111,7 +104,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             f"{DEFAULT_NUM_STREAMS}.",
             key="streams",
             meaning="concurrent streams that plans for throughput assume",
-            numbers=_up_to(MAX_STREAMS),
+            numbers=whole(MAX_STREAMS),
         ),
     ] = DEFAULT_NUM_STREAMS
     tensor_parallel: Annotated[
@@ -125,7 +118,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             parse="units",
             key="tensor_parallel",
             meaning="most units that share one stage",
-            numbers=_up_to(
+            numbers=whole(
                 MAX_TENSOR_PARALLEL,
                 words=f"auto, off, or an integer from 1 to {MAX_TENSOR_PARALLEL}",
             ),
@@ -159,7 +152,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             help="Gain in tokens per second from which a move is worthwhile (0.2: 20 %).",
             key="rebalance_threshold",
             meaning="gain in tokens per second from which a move is worthwhile (0.2: 20 %)",
-            numbers=_between(MIN_REBALANCE_THRESHOLD, MAX_REBALANCE_THRESHOLD),
+            numbers=between(MIN_REBALANCE_THRESHOLD, MAX_REBALANCE_THRESHOLD),
         ),
     ] = DEFAULT_REBALANCE_THRESHOLD
     context_tokens: Annotated[
@@ -208,7 +201,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             f"split to meet it. Default: {DEFAULT_TARGET_STEP_MS:g}.",
             key="target_step_ms",
             meaning="milliseconds between tokens while long prompts are computed beside them",
-            numbers=_between(MIN_TARGET_STEP_MS, MAX_TARGET_STEP_MS),
+            numbers=between(MIN_TARGET_STEP_MS, MAX_TARGET_STEP_MS),
         ),
     ] = DEFAULT_TARGET_STEP_MS
     cache_disk_bytes: Annotated[
@@ -221,7 +214,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             parse="size",
             key="cache_disk_bytes",
             meaning="limit of the prefix cache that each stage keeps on disk; 0 keeps none",
-            numbers=_up_to(MAX_CACHE_DISK_BYTES, least=0, words="a number of bytes, at most 1 PiB"),
+            numbers=whole(MAX_CACHE_DISK_BYTES, least=0, words="a number of bytes, at most 1 PiB"),
         ),
     ] = 0
     tool_format: Annotated[
@@ -286,7 +279,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             f"{DEFAULT_RECOVERY_WAIT_SECONDS:g}.",
             key="recovery_wait_seconds",
             meaning="seconds that requests wait while a deployment recovers",
-            numbers=_between(0, MAX_RECOVERY_WAIT_SECONDS, "of seconds "),
+            numbers=between(0, MAX_RECOVERY_WAIT_SECONDS, "of seconds "),
         ),
     ] = DEFAULT_RECOVERY_WAIT_SECONDS
     num_spares: Annotated[
@@ -297,7 +290,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, kw_only=True):
             help="Keep the weights of every stage ready on N additional nodes. Default: 0.",
             key="spares",
             meaning="further nodes that keep the weights of each stage ready",
-            numbers=_up_to(MAX_SPARES, least=0),
+            numbers=whole(MAX_SPARES, least=0),
         ),
     ] = 0
     keep_weights: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, OnUnit, UnitId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def group_ranges(parts: Iterable[GroupPart | None]) -> tuple[range, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutStage:
+class LayoutStage(OnUnit):
     """A stage of a layout that the user specified: a number of decoder layers on a unit.
 
     The first stage of a layout also has the embedding, and the last one the head. The members of a

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from potluck.types.choices import DEFAULT_NUM_STREAMS, Objective
-from potluck.types.cluster import NodeId, UnitId
-from potluck.types.groups import LayoutStage, group_ranges
+from potluck.types.cluster import NodeId, OnUnit, UnitId
+from potluck.types.groups import LayoutStage
 from potluck.types.program import Shard
 
 
@@ -52,8 +53,13 @@ class Basis(enum.Enum):
     """A conservative default, since nothing is known."""
 
 
+def worst(*bases: Basis) -> Basis:
+    """Return the least certain basis of several figures."""
+    return max(bases, key=tuple(Basis).index)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePrediction:
+class StagePrediction(OnUnit):
     """The prediction for one stage: seconds per step within the engine, and per hop to the next.
 
     ``decode_seconds`` is for a step of one sequence, ``loaded_seconds`` for a step in which
@@ -103,9 +109,14 @@ class Prediction:
     gap: float = 0.0
     link_basis: Basis | None = None
 
+    def rate(self, objective: Objective) -> float:
+        """Return the tokens per second that count for an objective."""
+        is_throughput = objective is Objective.THROUGHPUT
+        return self.total_tokens_per_second if is_throughput else self.tokens_per_second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitOffer:
+class UnitOffer(OnUnit):
     """A unit on which stages can be placed, and the memory that they may use there.
 
     ``spared_bytes`` is the difference between a model's cost, which is that of the most demanding
@@ -116,6 +127,15 @@ class UnitOffer:
     unit_id: UnitId
     usable_bytes: int
     spared_bytes: int = 0
+
+
+def inseparable_layers(num_layers: int, no_cuts: Collection[int]) -> tuple[tuple[int, int], ...]:
+    """Return the layers ``[start, end)`` of each group that no stage begins within, in order.
+
+    No stage begins before the layers in ``no_cuts``.
+    """
+    cuts = (layer for layer in range(1, num_layers) if layer not in no_cuts)
+    return tuple(pairwise((0, *cuts, num_layers)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +163,43 @@ class ModelCost:
     lone_head_bytes: int
     no_cuts: frozenset[int] = frozenset()
 
+    @classmethod
+    def largest(cls, costs: Sequence[ModelCost]) -> ModelCost:
+        """Return the most that each part costs, and the least that one stage with both ends saves.
+
+        The ``costs`` are of one model.
+        """
+        return cls(
+            layer_bytes=tuple(map(max, zip(*(cost.layer_bytes for cost in costs), strict=True))),
+            embedding_bytes=max(cost.embedding_bytes for cost in costs),
+            head_bytes=max(cost.head_bytes for cost in costs),
+            shared_bytes=min(cost.shared_bytes for cost in costs),
+            scratch_bytes=max(cost.scratch_bytes for cost in costs),
+            process_bytes=max(cost.process_bytes for cost in costs),
+            lone_embedding_bytes=max(cost.lone_embedding_bytes for cost in costs),
+            lone_head_bytes=max(cost.lone_head_bytes for cost in costs),
+            no_cuts=frozenset().union(*(cost.no_cuts for cost in costs)),
+        )
+
+    @property
+    def item_bytes(self) -> tuple[int, ...]:
+        """Return the sizes of the embedding, of each layer and of the head."""
+        return (self.embedding_bytes, *self.layer_bytes, self.head_bytes)
+
+    @property
+    def model_bytes(self) -> int:
+        """Return the size of the whole model on one stage, in addition to ``stage_bytes``."""
+        return sum(self.item_bytes) - self.shared_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Return what every stage needs in addition to its items."""
+        return self.scratch_bytes + self.process_bytes
+
     @property
     def groups(self) -> tuple[tuple[int, int], ...]:
         """Return the layers ``[start, end)`` of each group that cannot be separated, in order."""
-        last = len(self.layer_bytes)
-        bounds = [0, *(layer for layer in range(1, last) if layer not in self.no_cuts), last]
-        return tuple(pairwise(bounds))
+        return inseparable_layers(len(self.layer_bytes), self.no_cuts)
 
     @property
     def least_layer_bytes(self) -> int:
@@ -157,7 +208,7 @@ class ModelCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedStage:
+class PlacedStage(OnUnit):
     """A shard placed on a unit, and the maximum memory that it requires there.
 
     If ``is_mapped``, its weights are mapped even if the plan does not map weights, because a worker
@@ -172,7 +223,7 @@ class PlacedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(OnUnit):
     """An unused unit, with the reason."""
 
     node_id: NodeId
@@ -191,9 +242,3 @@ class Plan:
     stages: tuple[PlacedStage, ...]
     rejections: tuple[Rejection, ...]
     prediction: Prediction | None = None
-
-    @property
-    def groups(self) -> tuple[tuple[PlacedStage, ...], ...]:
-        """Return the stages of the pipeline, each with one unit or the members of a group."""
-        ranges = group_ranges(stage.shard.part for stage in self.stages)
-        return tuple(self.stages[each.start : each.stop] for each in ranges)

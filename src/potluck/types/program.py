@@ -12,7 +12,8 @@ the register ``hidden`` is the stage's output.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from potluck.types.groups import GroupPart
@@ -473,6 +474,13 @@ class Shard:
     def is_led(self) -> bool:
         """Whether another member of its group leads the stage."""
         return self.part is not None and not self.part.is_leader
+
+    def divided(self, shares: Sequence[int]) -> tuple[Shard, ...]:
+        """Return what the members of a group with these shares hold of it, leader first."""
+        return tuple(
+            replace(self, part=GroupPart(member=member, shares=tuple(shares)))
+            for member in range(len(shares))
+        )
 
     @classmethod
     def whole(cls, num_layers: int) -> Shard:

@@ -99,29 +99,25 @@ class NumberRange:
             )
 
 
+def whole(most: int, *, least: int = 1, words: str = "") -> NumberRange:
+    """Return the range of an integer up to ``most``; by default, ``words`` name both bounds."""
+    words = words or f"an integer from {least} to {most}"
+    return NumberRange(least=least, most=most, words=words, is_whole=True)
+
+
+def between(least: float, most: float, unit: str = "") -> NumberRange:
+    """Return the range of a number; ``unit`` is ``of seconds``, for example, with a space."""
+    return NumberRange(least=least, most=most, words=f"a number {unit}from {least:g} to {most:g}")
+
+
 def _count(least: int = 1) -> NumberRange:
-    words = f"an integer from {least} to 2^63 - 1"
-    return NumberRange(least=least, most=MAX_WHOLE, words=words, is_whole=True)
-
-
-def _threads() -> NumberRange:
-    words = f"an integer from 1 to {MAX_THREADS}"
-    return NumberRange(least=1, most=MAX_THREADS, words=words, is_whole=True)
-
-
-def _penalty() -> NumberRange:
-    return NumberRange(least=-MAX_PENALTY, most=MAX_PENALTY, words="a number from -2 to 2")
+    return whole(MAX_WHOLE, least=least, words=f"an integer from {least} to 2^63 - 1")
 
 
 def _repetition_penalty() -> NumberRange:
     least, most = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
     words = f"a number from {least:g} to {most:g} (1 is neutral)"
     return NumberRange(least=least, most=most, words=words)
-
-
-def _top_logprobs() -> NumberRange:
-    words = f"an integer from 0 to {MAX_TOP_LOGPROBS}"
-    return NumberRange(least=0, most=MAX_TOP_LOGPROBS, words=words, is_whole=True)
 
 
 RANGES: Mapping[str, NumberRange] = MappingProxyType(
@@ -134,31 +130,23 @@ RANGES: Mapping[str, NumberRange] = MappingProxyType(
         "top_k": _count(),
         "top_n": _count(),
         "top_p": NumberRange(least=0, most=1, is_open=True, words="a number above 0, at most 1"),
-        "min_p": NumberRange(least=0, most=1, words="a number from 0 to 1"),
+        "min_p": between(0, 1),
         "repetition_penalty": _repetition_penalty(),
         "repeat_penalty": _repetition_penalty(),
-        "frequency_penalty": _penalty(),
-        "presence_penalty": _penalty(),
-        "logit_bias": NumberRange(
-            least=-MAX_LOGIT_BIAS,
-            most=MAX_LOGIT_BIAS,
-            words=f"a number from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}",
-        ),
-        "seed": NumberRange(
-            least=0, most=MAX_SEED, words="an integer from 0 to 2^64 - 1", is_whole=True
-        ),
-        "top_logprobs": _top_logprobs(),
-        "logprobs": _top_logprobs(),
+        "frequency_penalty": between(-MAX_PENALTY, MAX_PENALTY),
+        "presence_penalty": between(-MAX_PENALTY, MAX_PENALTY),
+        "logit_bias": between(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+        "seed": whole(MAX_SEED, least=0, words="an integer from 0 to 2^64 - 1"),
+        "top_logprobs": whole(MAX_TOP_LOGPROBS, least=0),
+        "logprobs": whole(MAX_TOP_LOGPROBS, least=0),
         "n": _count(),
         "max_tokens": _count(),
         "max_completion_tokens": _count(),
         "context": _count(2),
         "cache": _count(2),
-        "states": NumberRange(
-            least=1, most=MAX_STATES, words=f"an integer from 1 to {MAX_STATES}", is_whole=True
-        ),
+        "states": whole(MAX_STATES),
         "stages": _count(),
-        "threads": _threads(),
+        "threads": whole(MAX_THREADS),
     }
 )
 """Ranges by parameter name. ``logprobs`` is the number in completion requests. ``logit_bias`` is

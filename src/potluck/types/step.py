@@ -7,6 +7,7 @@ token. The tokens of all sequences are concatenated into one flat list.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -17,6 +18,16 @@ StepId = NewType("StepId", int)
 
 KV_BLOCK_TOKENS = 16
 """Positions per KV-cache block (DESIGN: blocks of 16 at absolute positions)."""
+
+
+def num_common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Return the length of the common prefix of tokens or blocks."""
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,14 +244,9 @@ class CanonicalSource:
             return
         stored_rows, num_rows = info.shape[-2:]
         size = stored_rows * info.format.block_bytes
-        row = start_row
-        while row < end_row:
-            index, begin = divmod(row, num_rows)
-            end = min(begin + end_row - row, num_rows)
-            target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+        for index, begin, end, target in _targets(start_row, end_row, num_rows, out, size):
             matrix = self._transposed(info, index * stored_rows, stored_rows)
             _rows(target, size)[:] = matrix[begin:end]
-            row += end - begin
 
     def _transposed(self, info: TensorInfo, first: int, num_rows: int) -> NDArray[np.uint8]:
         """Return the transpose of rows of ``info``, as bytes of the transpose's rows.
@@ -322,14 +317,9 @@ class CanonicalSource:
         """Read rows of the transposes of parts, which are consecutive rows of each matrix."""
         num_rows = info.num_columns
         size = part.num_rows * _transposable(info.format).block_bytes
-        row = start_row
-        while row < end_row:
-            index, begin = divmod(row, num_rows)
-            end = min(begin + end_row - row, num_rows)
-            target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+        for index, begin, end, target in _targets(start_row, end_row, num_rows, out, size):
             first = index * info.shape[-2] + part.start
             _rows(target, size)[:] = self._transposed(info, first, part.num_rows)[begin:end]
-            row += end - begin
 
     def _read_part_of_vectors(
         self,
@@ -405,13 +395,8 @@ class CanonicalSource:
             raise ValueError(f"{stored.canonical_name} has no rows [{start_row}, {end_row})")
         if out.nbytes != (end_row - start_row) * size:
             raise ValueError(f"{out.nbytes} B are not rows of {stored.canonical_name}")
-        row = start_row
-        while row < end_row:
-            index, begin = divmod(row, num_rows)
-            end = min(begin + end_row - row, num_rows)
-            part = out[(row - start_row) * size : (row - start_row + end - begin) * size]
-            self._raw.read_rows(stored.stored_names[index], begin, end, part)
-            row += end - begin
+        for index, begin, end, target in _targets(start_row, end_row, num_rows, out, size):
+            self._raw.read_rows(stored.stored_names[index], begin, end, target)
 
     def _read_interleaved(
         self,
@@ -505,6 +490,17 @@ def _matrices(start_row: int, end_row: int, num_rows: int) -> Iterator[tuple[int
         end = min(begin + end_row - row, num_rows)
         yield index, begin, end
         row += end - begin
+
+
+def _targets(
+    start_row: int, end_row: int, num_rows: int, out: memoryview, row_bytes: int
+) -> Iterator[tuple[int, int, int, memoryview]]:
+    """Yield what ``_matrices`` does, with the bytes of ``out`` for the rows of each matrix."""
+    done = 0
+    for index, begin, end in _matrices(start_row, end_row, num_rows):
+        size = (end - begin) * row_bytes
+        yield index, begin, end, out[done : done + size]
+        done += size
 
 
 def _is_computed(stored: StoredTensor) -> bool:

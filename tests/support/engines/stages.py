@@ -16,7 +16,7 @@ from potluck.engines.dequantize import dequantize
 from potluck.engines.native.engine import NativeEngine
 from potluck.models.names import FileKind
 from potluck.models.program import build_program
-from potluck.models.registry import stored_tensors
+from potluck.models.registry import stored_weights
 from potluck.models.rope import rope_tables
 from potluck.types.engine import NO_MASKS, Engine, StepResult
 from potluck.types.model import ModelConfig
@@ -124,7 +124,7 @@ class Stages:
         for shard in cut(config.num_layers, boundaries):
             program = build_program(config, shard, context_tokens=context_tokens, ropes=rope)
             engine = engine_factory(program, num_blocks)
-            tensors = stored_tensors(config, program, file_kind)
+            tensors = stored_weights(config, program.weights, file_kind)
             load_weights(engine, tensors, source, rows_at_once=rows_at_once)
             self._engines.append(engine)
             PROOFS.note(config, file_kind, _engine_name(engine))

@@ -15,8 +15,9 @@ from potluck.placement.links import Link, LinkTable
 from potluck.placement.model_counting import counting_of
 from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId
+from potluck.types.groups import group_ranges
 from potluck.types.model import ModelConfig
-from potluck.types.placement import Basis, ModelCost, Preferences
+from potluck.types.placement import Basis, ModelCost, PlacedStage, Plan, Preferences
 from potluck.types.stage import StageSize
 
 FAST = Link(latency_seconds=20e-6, bytes_per_second=1.2e9, basis=Basis.MEASURED)
@@ -99,3 +100,9 @@ def group_request(
         max_step_tokens=size.max_step_tokens,
         divide=lambda shares: divided(size, shares),
     )
+
+
+def groups_of(plan: Plan) -> list[tuple[PlacedStage, ...]]:
+    """Return the stages of the pipeline, each with one unit or the members of a group."""
+    ranges = group_ranges(stage.shard.part for stage in plan.stages)
+    return [plan.stages[each.start : each.stop] for each in ranges]

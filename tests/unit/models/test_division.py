@@ -9,7 +9,6 @@ from support.engines.groups import divided
 from support.models.configs import make_config
 from support.models.recurrent_configs import GATED_DELTA, LATENT, hybrid_config, latent_config
 
-from potluck.models.division import group_shards
 from potluck.models.layers import with_attention, with_layers
 from potluck.models.program import build_program, weight_specs
 from potluck.models.rope import rope_tables
@@ -95,7 +94,7 @@ def test_a_shard_with_a_part_gives_the_member_s_program() -> None:
     shard = Shard.whole(1)
     members = [
         build_program(WIDE, each, context_tokens=8, ropes=rope_tables(WIDE, 8))
-        for each in group_shards(shard, (2, 5))
+        for each in shard.divided((2, 5))
     ]
     for made, expected in zip(members, divided(whole(WIDE), (2, 5)), strict=True):
         assert (made.ops, made.weights, made.shard) == (
@@ -103,7 +102,7 @@ def test_a_shard_with_a_part_gives_the_member_s_program() -> None:
             expected.weights,
             expected.shard,
         )
-    (_, part) = group_shards(shard, (2, 5))
+    (_, part) = shard.divided((2, 5))
     assert weight_specs(WIDE, part) == weight_specs(WIDE, shard)
 
 

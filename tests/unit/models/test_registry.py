@@ -10,7 +10,7 @@ from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, store
 from potluck.models.program import build_program
 from potluck.models.registry import (
     refuse_unread_tensors,
-    stored_tensors,
+    stored_weights,
     with_stored_head,
 )
 from potluck.models.rope import rope_tables
@@ -84,14 +84,14 @@ def test_names_that_are_not_canonical() -> None:
 def test_every_tensor_of_a_program_in_its_order() -> None:
     config = make_config(qkv_bias=True)
     program = whole_program(config)
-    stored = stored_tensors(config, program, FileKind.HUGGING_FACE)
+    stored = stored_weights(config, program.weights, FileKind.HUGGING_FACE)
     assert [tensor.canonical_name for tensor in stored] == [w.name for w in program.weights]
     assert all(tensor.interleaved is None for tensor in stored)
 
 
 def test_gguf_interleaves_q_and_k_of_llama() -> None:
     config = make_config(qkv_bias=True)
-    stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
+    stored = stored_weights(config, whole_program(config).weights, FileKind.GGUF)
     interleaved = {
         tensor.stored_names[0]: tensor.interleaved.num_heads
         for tensor in stored
@@ -108,7 +108,7 @@ def test_gguf_interleaves_q_and_k_of_llama() -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_gguf_does_not_interleave_the_others(family: str) -> None:
     config = make_config(family=family, qk_norm=True)
-    stored = stored_tensors(config, whole_program(config), FileKind.GGUF)
+    stored = stored_weights(config, whole_program(config).weights, FileKind.GGUF)
     assert all(tensor.interleaved is None for tensor in stored)
 
 
@@ -116,7 +116,7 @@ def test_a_head_that_is_tied_is_the_embedding() -> None:
     config = make_config(tied_head=True)
     shard = Shard(start_layer=2, end_layer=2, num_layers=2, has_embedding=False, has_head=True)
     program = build_program(config, shard, context_tokens=8, ropes=rope_tables(config, 8))
-    assert stored_tensors(config, program, FileKind.GGUF) == (
+    assert stored_weights(config, program.weights, FileKind.GGUF) == (
         StoredTensor(
             canonical_name="norm.weight", stored_names=("output_norm.weight",), shape=(32,)
         ),
@@ -140,7 +140,7 @@ def test_unread_tensors_are_refused() -> None:
     config = make_config()
     names = [
         tensor.stored_names[0]
-        for tensor in stored_tensors(config, whole_program(config), FileKind.HUGGING_FACE)
+        for tensor in stored_weights(config, whole_program(config).weights, FileKind.HUGGING_FACE)
     ]
     old = "model.layers.0.self_attn.rotary_emb.inv_freq"
     refuse_unread_tensors(config, [*names, old], FileKind.HUGGING_FACE)

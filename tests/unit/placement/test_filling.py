@@ -9,22 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.placement.units import candidate, llama_config, work_of
 
-from potluck.placement.candidates import Candidate
+from potluck.placement import place
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import cut_of
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.links import LinkTable
 from potluck.placement.path import PathProblem
-from potluck.placement.place import path_problem
 from potluck.placement.stage_reuse import Gap
 from potluck.types.cluster import NodeId
-from potluck.types.placement import PlacedStage, UnitOffer
+from potluck.types.placement import PlacedStage, Preferences, UnitOffer
 
 NUM_LAYERS = 6
 WORK = work_of(llama_config(NUM_LAYERS))
 
 
 def problem_of(candidates: list[Candidate]) -> PathProblem:
-    return path_problem(candidates, LinkTable(), coordinator=NodeId("a"))
+    request = PlaceRequest(
+        candidates=tuple(candidates),
+        links=LinkTable(),
+        coordinator=NodeId("a"),
+        preferences=Preferences(),
+        max_step_tokens=128,
+    )
+    return place.problem_of(request, 1)
 
 
 def filled(

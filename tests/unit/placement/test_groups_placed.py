@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.placement.grouping import FAST, LARGE, WIRED, WIRELESS, group_request, joining
+from support.placement.grouping import (
+    FAST,
+    LARGE,
+    WIRED,
+    WIRELESS,
+    group_request,
+    groups_of,
+    joining,
+)
 from support.placement.units import candidate, work_of
 
 from potluck.errors import InsufficientMemoryError, ParameterError
@@ -41,7 +49,8 @@ def off(request: PlaceRequest) -> PlaceRequest:
 
 def shares(plan: Plan) -> list[tuple[int, ...]]:
     return [
-        (1,) if group[0].shard.part is None else group[0].shard.part.shares for group in plan.groups
+        (1,) if group[0].shard.part is None else group[0].shard.part.shares
+        for group in groups_of(plan)
     ]
 
 
@@ -85,7 +94,7 @@ def test_a_pipeline_of_groups_holds_what_is_too_large_for_either() -> None:
     units = [joining(name, usable_bytes=int(0.45 * GIB)) for name in "abcd"]
     plan = planned(group_request(units, links=links))
     assert shares(plan) == [(1, 1), (1, 1)]
-    first, second = plan.groups
+    first, second = groups_of(plan)
     assert {stage.node_id for stage in first} in ({"a", "b"}, {"c", "d"})
     assert first[0].shard.end_layer == second[0].shard.start_layer
     assert all(stage.num_bytes <= 0.45 * GIB for stage in plan.stages)
@@ -156,7 +165,7 @@ def test_units_of_other_backends_join_no_group() -> None:
 def test_every_stage_is_on_so_many_units(number: int) -> None:
     units = [joining(name) for name in "abcdef"]
     plan = planned(group_request(units, WIRELESS, preferences=Preferences(tensor_parallel=number)))
-    assert all(len(group) == number for group in plan.groups)
+    assert all(len(group) == number for group in groups_of(plan))
 
 
 def test_more_units_than_there_are_cannot_be_asked_for() -> None:
@@ -296,7 +305,7 @@ def test_for_throughput_groups_are_chosen_where_they_serve_more() -> None:
     assert plan.prediction is not None
     assert alone.prediction is not None
     assert plan.prediction.total_tokens_per_second >= alone.prediction.total_tokens_per_second
-    assert plan.prediction.steps_in_flight <= len(plan.groups) + 1
+    assert plan.prediction.steps_in_flight <= len(groups_of(plan)) + 1
 
 
 def test_where_nothing_can_be_divided_there_are_no_groups() -> None:
@@ -307,7 +316,7 @@ def test_where_nothing_can_be_divided_there_are_no_groups() -> None:
 
 def test_every_member_has_the_layers_of_its_leader() -> None:
     request = group_request([joining(name) for name in "abcd"], FAST)
-    for group in planned(request).groups:
+    for group in groups_of(planned(request)):
         (whole,) = {replace(stage.shard, part=None) for stage in group}
         assert all(
             stage.shard == replace(whole, part=GroupPart(member=index, shares=shares_of(group)))

@@ -7,9 +7,10 @@ import math
 import pytest
 from support.placement.units import candidate, llama_config, work_of
 
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import Cut
 from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
-from potluck.placement.place import path_problem, path_problems
+from potluck.placement.place import problem_of, problems_of
 from potluck.placement.prediction import MARGINS, predict
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, Prediction, Preferences
@@ -38,9 +39,19 @@ def predicted(
     )
 
 
+def requested(*units: Candidate, links: LinkTable | None = None) -> PlaceRequest:
+    return PlaceRequest(
+        candidates=units,
+        links=links or LinkTable(),
+        coordinator=A,
+        preferences=Preferences(),
+        max_step_tokens=128,
+    )
+
+
 def test_one_stream_takes_the_sum_of_stages_hops_and_the_way_back() -> None:
     found = predicted((FAST, SLOW), HALVES)
-    problem = path_problem((FAST, SLOW), LinkTable(), coordinator=A)
+    problem = problem_of(requested(FAST, SLOW), 1)
     assert found.token_seconds == pytest.approx(problem.path_seconds(HALVES))
     parts = sum(stage.decode_seconds + stage.hop_seconds for stage in found.stages)
     assert found.token_seconds == pytest.approx(parts + found.entry_seconds)
@@ -151,7 +162,7 @@ def test_no_stage_is_an_error() -> None:
 
 
 def test_a_problem_has_the_units_bytes_and_seconds() -> None:
-    problem = path_problem((FAST, SLOW), LinkTable(), coordinator=A, num_sequences=4)
+    problem = problem_of(requested(FAST, SLOW), 4)
     assert problem.num_units == 2
     assert problem.num_items == 10
     assert problem.item_bytes[0, 0] == FAST.cost.embedding_bytes
@@ -165,7 +176,7 @@ def test_a_problem_has_hops_by_node() -> None:
     there = Link(latency_seconds=5e-3, bytes_per_second=1e6, basis=Basis.MEASURED)
     table = LinkTable(links={(A, NodeId("b")): there}, host_ids={A: "x", NodeId("c"): "x"})
     units = (FAST, SLOW, candidate("c", WORK))
-    problem = path_problem(units, table, coordinator=A, num_sequences=2)
+    problem = problem_of(requested(*units, links=table), 2)
     ends = [each.node_id for each in units]
     for source, a in enumerate([*ends, A]):
         for target, b in enumerate([*ends, A]):
@@ -179,13 +190,13 @@ def test_a_problem_has_hops_by_node() -> None:
 
 
 def test_problems_by_number_of_sequences_are_those_made_one_by_one() -> None:
-    of = path_problems((FAST, SLOW), LinkTable(), coordinator=A)
+    of = problems_of(requested(FAST, SLOW))
     for count in (1, 8):
-        alone = path_problem((FAST, SLOW), LinkTable(), coordinator=A, num_sequences=count)
+        alone = problem_of(requested(FAST, SLOW), count)
         assert (of(count).item_seconds == alone.item_seconds).all()
         assert (of(count).hop_seconds == alone.hop_seconds).all()
 
 
 def test_a_problem_needs_a_unit() -> None:
     with pytest.raises(ValueError, match="no units"):
-        path_problem((), LinkTable(), coordinator=A)
+        problem_of(requested(), 1)

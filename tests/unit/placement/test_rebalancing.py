@@ -12,7 +12,6 @@ from potluck.placement.rebalancing import (
     MoveHistory,
     RebalancePolicy,
     evaluate_move,
-    gain_of,
 )
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
@@ -40,8 +39,9 @@ def predicted(rate: float, *, total: float = 100.0, margin: float = 0.1) -> Pred
 
 def test_the_gain_is_of_the_objective() -> None:
     slow, fast = predicted(10, total=80), predicted(15, total=60)
-    assert gain_of(slow, fast, Objective.LATENCY) == pytest.approx(0.5)
-    assert gain_of(slow, fast, Objective.THROUGHPUT) == pytest.approx(-0.25)
+    for objective, gain in ((Objective.LATENCY, 0.5), (Objective.THROUGHPUT, -0.25)):
+        judged = evaluate_move(slow, fast, objective, FREE, horizon_seconds=3600, bar=0.2)
+        assert judged.gain == pytest.approx(gain)
 
 
 @pytest.mark.parametrize(("rate", "pays"), [(11.9, False), (12.1, True)])

@@ -10,7 +10,7 @@ import pytest
 from support.placement.path_problems import for_sequences
 
 from potluck.placement.cuts import Cut
-from potluck.placement.path import Path, PathProblem, missing_bytes
+from potluck.placement.path import Path, PathProblem
 from potluck.placement.solver import (
     best_throughput,
     replicate,
@@ -98,10 +98,8 @@ def test_a_limit_divides_a_model_that_one_unit_could_hold() -> None:
 def test_a_tied_head_fits_only_where_the_embedding_is() -> None:
     problem = problem_of([0.01, 0.01], [50, 0])
     assert shortest_path(problem) is None
-    assert missing_bytes(problem) == 10
     tied = replace(problem, shared_bytes=np.array([10, 10]))
     assert units_of(shortest_path(tied)) == [0]
-    assert missing_bytes(tied) == 0
 
 
 def test_a_lone_end_takes_less_than_its_parts() -> None:
@@ -109,15 +107,6 @@ def test_a_lone_end_takes_less_than_its_parts() -> None:
     assert shortest_path(problem) is None
     lone = replace(problem, lone_bytes=np.array([[10, 10], [10, 4]]))
     assert units_of(shortest_path(lone)) == [0, 1]
-    assert missing_bytes(lone) == 0
-
-
-def test_missing_bytes_are_what_the_units_lack_together() -> None:
-    problem = problem_of([0.01] * 3, [15, 12, 3])
-    assert missing_bytes(problem) == 60 - 30
-    # A lone end takes 10 bytes in all, so that two stages take 5 less each than their parts.
-    assert missing_bytes(replace(problem, stage_bytes=np.array([5, 5, 5]))) == 60 - 10 - 17
-    assert missing_bytes(problem_of([0.01], [60])) == 0
 
 
 def test_no_units_hold_nothing() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cluster.node_reports import node_report
+from support.placement.grouping import groups_of
 
 from potluck.engines.loading import StageSize
 from potluck.placement.cuts import shard_of
@@ -242,8 +243,8 @@ def test_the_members_of_a_group_are_kept_together_and_in_order() -> None:
         (b, GroupPart(member=1, shares=(2, 1))),
         (c, None),
     ]
-    assert [len(each) for each in plan.groups] == [2, 1]
-    assert {each.shard.has_embedding for each in plan.groups[0]} == {True}
+    assert [len(each) for each in groups_of(plan)] == [2, 1]
+    assert {each.shard.has_embedding for each in groups_of(plan)[0]} == {True}
 
 
 def test_a_group_without_all_of_its_members_is_not_kept() -> None:

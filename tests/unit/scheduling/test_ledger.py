@@ -50,7 +50,7 @@ def test_it_notes_scores_and_then_outputs_until_the_last() -> None:
     assert ledger.get(ONE) is not None
     entry = ledger.commit(token(5, reason=FinishReason.LENGTH))
     assert entry.log.continuation == Continuation(num_scored=2, output_tokens=(12, 13, 14))
-    assert len(ledger) == 0
+    assert not list(ledger)
 
 
 @pytest.mark.parametrize("position", [0, 1, 2, 4])

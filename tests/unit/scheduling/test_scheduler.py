@@ -242,8 +242,7 @@ def test_after_a_restart_all_is_computed_again_in_the_order_of_admission() -> No
     scheduler.restart(limits)
     assert scheduler.load.num_waiting == scheduler.load.num_sequences == 3
     assert scheduler.load.num_free_blocks == 16
-    assert scheduler.num_steps_in_flight == 0
-    step = next_step(scheduler)
+    step = next_step(scheduler)  # none is in flight, as only one may be
     assert (step.step_id, step.closed) == (0, ())
     assert [part.sequence_id for part in step.slices] == [first]
     pipeline = ToyPipeline()

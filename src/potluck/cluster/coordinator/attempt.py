@@ -12,7 +12,6 @@ import msgspec
 
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
@@ -44,7 +43,7 @@ from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch, NodeId, NodeUnitId
 from potluck.types.deployment import (
     DeploymentRecord,
     LoadingStage,
@@ -288,7 +287,7 @@ class Attempt:
             if stage.node_id not in planned.own_files
             and not any(
                 holding.is_stage(
-                    (stage.node_id, stage.unit_id),
+                    stage.unit,
                     planned_stage.plan.shard,
                     planned_stage.plan.size,
                 )

@@ -130,14 +130,14 @@ class AttemptRunner:
                 raise
             planned = await self.attempt.plan(without, {})  # better a doubtful unit than none
         self.misfit = None
-        in_force = {(stage.node_id, stage.unit_id) for stage in self._published.record.stages}
+        in_force = {stage.unit for stage in self._published.record.stages}
         self._handle(
             events.Planned(
                 attempt=number,
                 nodes=frozenset(stage.node_id for stage in planned.stages),
                 needs_room=planned.needs_room,
                 is_in_force=serving is not None
-                and in_force == {(stage.node_id, stage.unit_id) for stage in planned.stages},
+                and in_force == {stage.unit for stage in planned.stages},
             )
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from potluck.cluster.coordinator.excluded_units import ExcludedUnits, NodeUnitId, StageError
+from potluck.cluster.coordinator.excluded_units import ExcludedUnits, StageError
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import StageEnds, StageScope
 from potluck.cluster.wire.methods import END_STAGES, REPORT
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, NodeUnitId, UnitId
 from potluck.types.deployment import DeploymentRecord, StageRecord
 from potluck.types.unit import Role
 
@@ -136,7 +136,7 @@ def outage_lines(
     out: Mapping[NodeId, Mapping[UnitId, str]], stages: Iterable[StageRecord]
 ) -> tuple[str, ...]:
     """Return a line for each unit of ``stages`` that is ``out``, with its node's reason."""
-    units = dict.fromkeys((stage.node_id, stage.unit_id) for stage in stages)
+    units = dict.fromkeys(stage.unit for stage in stages)
     return tuple(
         f"{unit_id} on node {node_id} is out: {out[node_id][unit_id]}"
         for node_id, unit_id in units

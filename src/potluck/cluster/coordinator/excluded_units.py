@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from potluck.errors import EngineError
-from potluck.types.cluster import Epoch, NodeId, UnitId
+from potluck.types.cluster import Epoch, NodeId, NodeUnitId, UnitId
 from potluck.types.unit import pause_seconds
 
 _MOST_ALIKE = 2
@@ -21,8 +21,6 @@ _MOST_FAILURES = 2
 """A stage that cannot be loaded is tried again on the same unit before that is excluded: the cause
 may have been the node's state at that moment. Not while a model is first deployed, as the user
 waits for any plan that works."""
-
-NodeUnitId = tuple[NodeId, UnitId]
 
 
 class StageError(EngineError):

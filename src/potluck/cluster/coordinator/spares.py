@@ -62,7 +62,7 @@ def missing_spares(
         for each in stages
     ]
     offered = offers(reports, reports).offers
-    left = {(offer.node_id, offer.unit_id): offer.usable_bytes for offer in offered}
+    left = {offer.unit: offer.usable_bytes for offer in offered}
     found: list[SpareStage] = []
     for number in range(num_spares):
         for index, each in enumerate(stages):

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import msgspec
 
-from potluck.cluster.coordinator.excluded_units import NodeUnitId
 from potluck.cluster.coordinator.weights import ModelWeights
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import SAME_VERSION, AskSpeeds, CheckModel, NodeSurvey, SurveyNode
@@ -24,7 +23,7 @@ from potluck.placement.planned import PlannedModel, without_memory_of
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.stage_reuse import Holding
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId, NodeId, NodeUnitId
 from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.placement import Preferences, Rejection

@@ -32,6 +32,7 @@ from potluck.types.step import (
     StateCopy,
     Step,
     StepId,
+    num_common,
 )
 
 
@@ -184,7 +185,7 @@ class StepEncoder:
         before = self._tables.get(sequence_id, ())
         num_kept = len(before)
         if table[:num_kept] != before:
-            num_kept = _num_equal(before, table)
+            num_kept = num_common(before, table)
         self._tables[sequence_id] = table
         self._tables.move_to_end(sequence_id)
         return _Part(
@@ -413,13 +414,3 @@ def _needed(opening: SequenceOpening) -> SequenceOpening:
     if counts or opening.grammar is not None:
         return replace(opening, prompt_tokens=())
     return replace(opening, prompt_tokens=(), output_tokens=())
-
-
-def _num_equal(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return the length of the common prefix."""
-    count = 0
-    for mine, its in zip(one, other, strict=False):
-        if mine != its:
-            break
-        count += 1
-    return count

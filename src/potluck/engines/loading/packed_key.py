@@ -16,7 +16,7 @@ from potluck.engines.loading.plan import program_to_count
 from potluck.formats import packed
 from potluck.formats.files import ByteFile, ReadOnlyFile, read_bytes
 from potluck.formats.source import FileTensorSource
-from potluck.models.registry import stored_tensors
+from potluck.models.registry import stored_weights
 from potluck.types.program import Program
 from potluck.types.stage import StagePlan
 from potluck.types.tensor import TensorInfo
@@ -39,7 +39,7 @@ def packed_key(
     contains it by its hash, and otherwise by its ``FileStamp``; in addition, by its length and its
     header.
     """
-    stored = stored_tensors(description.config, program, description.files.kind)
+    stored = stored_weights(description.config, program.weights, description.files.kind)
     files = source_files(description, tensors, program)
     made = []
     for weight, tensor, info in zip(program.weights, stored, loaded, strict=True):
@@ -79,7 +79,7 @@ def source_files(
     """Return the files that contain the program's weights, all of which are on this disk or
     identified by content.
     """
-    stored = stored_tensors(description.config, program, description.files.kind)
+    stored = stored_weights(description.config, program.weights, description.files.kind)
     files: dict[int, ReadOnlyFile | ContentFile] = {}
     for each in stored:
         for name in each.stored_names:

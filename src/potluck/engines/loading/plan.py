@@ -9,7 +9,7 @@ from potluck.engines.backends import check_backend, cost_of
 from potluck.errors import ParameterError
 from potluck.models.program import build_program
 from potluck.models.work import rope_table_bytes
-from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES, result_bytes
+from potluck.scheduling.frame_limits import result_bytes, sequences_in_step
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
@@ -159,9 +159,10 @@ def plan_worker(
         num_payloads += _FRAMES_SENT
     own_bytes = PROCESS_BYTES + num_payloads * payload_bytes
     if shard.has_head:
-        num_sequences = min(MAX_STEP_SEQUENCES, size.max_step_tokens)
         own_bytes += _RESULT_TIMES * result_bytes(
-            size.max_step_tokens, num_sequences, profile.config.hidden_size
+            size.max_step_tokens,
+            sequences_in_step(size.max_step_tokens),
+            profile.config.hidden_size,
         )
     return plan_stage(
         profile,

@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from potluck.errors import InsufficientMemoryError, ParameterError
+from potluck.scheduling.blocks import blocks_for
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendAbilities
 from potluck.types.memory import MemoryLimit, MemoryPlan
@@ -174,7 +175,7 @@ def smaller_caches(size: StageSize) -> Iterator[StageSize]:
     if _has_default_cache(size):
         yield from _smaller_contexts(size)
         return
-    least, num_blocks = _num_blocks(size.context_tokens), size.num_blocks
+    least, num_blocks = blocks_for(size.context_tokens), size.num_blocks
     while num_blocks > least:
         num_blocks = max(least, num_blocks // 2)
         yield replace(size, num_blocks=num_blocks)
@@ -183,13 +184,9 @@ def smaller_caches(size: StageSize) -> Iterator[StageSize]:
 
 def _has_default_cache(size: StageSize) -> bool:
     return size.num_blocks in (
-        _num_blocks(num_contexts * size.context_tokens)
+        blocks_for(num_contexts * size.context_tokens)
         for num_contexts in (1, DEFAULT_CACHE_CONTEXTS)  # of a local model, and of a deployment
     )
-
-
-def _num_blocks(num_tokens: int) -> int:
-    return -(-num_tokens // KV_BLOCK_TOKENS)
 
 
 def _smaller_contexts(size: StageSize) -> Iterator[StageSize]:

@@ -64,7 +64,7 @@ def _self_test(isa: str) -> dict[str, object]:
 def _measure(
     isa: str, num_threads: int, max_weights_bytes: int
 ) -> dict[str, dict[str, dict[str, object]]]:
-    from potluck.engines.profiling.measure import MeasurementSetup, measure
+    from potluck.engines.profiling.measure import MeasurementSetup, measure, print_progress
     from potluck.engines.profiling.rate_program import Stopwatch
     from potluck.host.cores import Throttling, last_level_cache_bytes
     from potluck.host.system import THIS_MACHINE
@@ -90,7 +90,7 @@ def _measure(
         ending=f"{format_count(num_threads, 'thread')}, {isa}",
         stopwatch=Stopwatch(num_threads, Throttling(THIS_MACHINE).count),
     )
-    return measure(setup, max_weights_bytes, _print_progress)
+    return measure(setup, max_weights_bytes, print_progress)
 
 
 def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> MakeEngine:
@@ -115,10 +115,6 @@ def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> 
         )
 
     return make_engine
-
-
-def _print_progress(fraction: float) -> None:
-    print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - see main
 
 
 if __name__ == "__main__":

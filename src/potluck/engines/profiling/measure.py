@@ -7,17 +7,17 @@ time in which threads may run: a CPU quota (``UnitReport.usable_cores``) is not 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from potluck.engines.profiling import rate_program
-from potluck.engines.profiling.rate_program import Stopwatch, best_seconds, random_rows
+from potluck.engines.profiling.rate_program import Stopwatch, best_seconds, lone_step, random_rows
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
 from potluck.types.quantities import format_bytes
-from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 _RATE_WIDTH = 1024
@@ -97,6 +97,11 @@ def measure(
     return {"figures": figures, "rates": rates}
 
 
+def print_progress(fraction: float) -> None:
+    """Print the progress of a child process for ``probe.trials.running``."""
+    print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - for the parent
+
+
 def _figures(
     setup: MeasurementSetup, max_weights_bytes: int, on_progress: Callable[[float], None]
 ) -> dict[str, dict[str, object]]:
@@ -110,7 +115,7 @@ def _figures(
         index = number % len(works)
         work = works[index]
         seconds = best_seconds(
-            work.engines, _step(work.num_tokens), work.width, _SLOT_SECONDS, setup.stopwatch
+            work.engines, lone_step(work.num_tokens), work.width, _SLOT_SECONDS, setup.stopwatch
         )
         best[index] = min(best[index], seconds)
         on_progress(0.5 + 0.5 * (number + 1) / (_NUM_PASSES * len(works)))
@@ -168,17 +173,6 @@ def _read(
         source=f"{fmt.name} matrix product, 1 token, {format_bytes(num_bytes)} of weights "
         f"({_against_cache(num_bytes, setup.cache_bytes)}), {setup.ending}",
     )
-
-
-def _step(num_tokens: int) -> Step:
-    part = SequenceSlice(
-        sequence_id=SequenceId(0),
-        tokens=(0,) * num_tokens,
-        start_position=0,
-        block_table=(),
-        sample=False,
-    )
-    return Step(step_id=StepId(0), slices=(part,))
 
 
 def _chain(

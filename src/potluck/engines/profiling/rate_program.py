@@ -143,8 +143,8 @@ def measure_rates(
         engine.warm_up()
         on_progress(0.6)
         steps = {
-            "decode_tokens_per_second": _step(1, after=MAX_STEP_TOKENS),
-            "prefill_tokens_per_second": _step(MAX_STEP_TOKENS, after=0),
+            "decode_tokens_per_second": lone_step(1, after=MAX_STEP_TOKENS, num_blocks=NUM_BLOCKS),
+            "prefill_tokens_per_second": lone_step(MAX_STEP_TOKENS, num_blocks=NUM_BLOCKS),
         }
         best = dict.fromkeys(steps, math.inf)
         end = time.perf_counter() + _NUM_ROUNDS * len(steps) * _ROUND_SECONDS
@@ -194,12 +194,13 @@ def _layer_bytes() -> int:
     )
 
 
-def _step(num_tokens: int, *, after: int) -> Step:
+def lone_step(num_tokens: int, *, after: int = 0, num_blocks: int = 0) -> Step:
+    """Return a step of one sequence with the tokens after its first ones, on the first blocks."""
     part = SequenceSlice(
         sequence_id=SequenceId(0),
         tokens=(0,) * num_tokens,
         start_position=after,
-        block_table=tuple(range(NUM_BLOCKS)),
+        block_table=tuple(range(num_blocks)),
         sample=False,
     )
     return Step(step_id=StepId(0), slices=(part,))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from potluck.scheduling.blocks import blocks_for
 from potluck.types.program import Attention, Head
 from potluck.types.step import KV_BLOCK_TOKENS
 
@@ -64,7 +65,7 @@ def scratch_bytes(program: Program, max_step_tokens: int) -> int:
 
 def num_table_blocks(program: Program) -> int:
     """Return the maximum number of cache blocks of a sequence: the size of a block table."""
-    return -(-program.context_tokens // KV_BLOCK_TOKENS)
+    return blocks_for(program.context_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

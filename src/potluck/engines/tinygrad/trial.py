@@ -115,7 +115,7 @@ def _measure(
     The engine multiplies by 8-bit weights as floats.
     """
     make_engine = _maker(interface, variant)
-    from potluck.engines.profiling.measure import MeasurementSetup, measure
+    from potluck.engines.profiling.measure import MeasurementSetup, measure, print_progress
     from potluck.engines.tinygrad.compiled import open_device
     from potluck.host.cores import last_level_cache_bytes
     from potluck.types.tensor import TensorFormat
@@ -133,7 +133,7 @@ def _measure(
         cache_bytes=last_level_cache_bytes() if backend == CPU else None,
         ending=f"{backend} ({variant}, {arithmetic})",
     )
-    return measure(setup, max_weights_bytes, _print_progress)
+    return measure(setup, max_weights_bytes, print_progress)
 
 
 def _maker(interface: Interface | None, variant: str) -> MakeEngine:
@@ -152,10 +152,6 @@ def _maker(interface: Interface | None, variant: str) -> MakeEngine:
         )
 
     return make_engine
-
-
-def _print_progress(fraction: float) -> None:
-    print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - see main
 
 
 if __name__ == "__main__":

@@ -203,9 +203,9 @@ class _Settings:
         if unknown:
             _refuse(*unknown)
 
-    def refuse_unless(self, key: str, *allowed: object, default: object = None) -> None:
+    def refuse_unless(self, key: str, *allowed: object) -> None:
         """Refuse the value of ``key``, by name, unless it is absent or one of ``allowed``."""
-        value = self.values.get(key, default)
+        value = self.values.get(key)
         if value is not None and value not in allowed:
             _refuse(self._shown(key))
 

@@ -11,6 +11,7 @@ best with prices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,8 +150,7 @@ class LabelledPath:
     stages: tuple[Stage, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _States:
+class _States(NamedTuple):
     """Paths so far: what they used, where they end, their seconds with prices, and prices alone."""
 
     usage: Ints
@@ -340,23 +340,11 @@ def _finish(table: Table, waiting: list[_States], entries: _Entries, below: floa
 def _joined(parts: list[_States]) -> _States:
     if len(parts) == 1:
         return parts[0]
-    return _States(
-        usage=np.concatenate([part.usage for part in parts]),
-        kind=np.concatenate([part.kind for part in parts]),
-        seconds=np.concatenate([part.seconds for part in parts]),
-        prices=np.concatenate([part.prices for part in parts]),
-        entry=np.concatenate([part.entry for part in parts]),
-    )
+    return _States._make(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _some(states: _States, chosen: NDArray[np.intp]) -> _States:
-    return _States(
-        usage=states.usage[chosen],
-        kind=states.kind[chosen],
-        seconds=states.seconds[chosen],
-        prices=states.prices[chosen],
-        entry=states.entry[chosen],
-    )
+    return _States._make(each[chosen] for each in states)
 
 
 def _no_states() -> _States:

@@ -21,11 +21,7 @@ from potluck.cluster.coordinator import attempt, epoch_end, machine, published_r
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.excluded_units import (
-    NodeUnitId,
-    StageStalledError,
-    StageStartError,
-)
+from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.wire.calls import StageEnds, StageLost
 from potluck.cluster.wire.worker_messages import Progress
@@ -43,7 +39,7 @@ from potluck.errors import (
 from potluck.placement.planned import PlannedModel
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Objective, Quantization
-from potluck.types.cluster import NodeId, UnitId
+from potluck.types.cluster import NodeId, NodeUnitId, UnitId
 from potluck.types.content import Transfer
 from potluck.types.deployment import (
     DeploymentRecord,

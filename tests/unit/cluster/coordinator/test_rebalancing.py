@@ -44,27 +44,17 @@ def planned(*stages: tuple[NodeId, int, int], kept: tuple[int, ...] = (), read: 
     parts = [
         SimpleNamespace(
             node_id=node,
-            unit_id=CPU,
+            unit=(node, CPU),
             plan=SimpleNamespace(
                 shard=SimpleNamespace(start_layer=start, end_layer=end, part=None),
                 read_bytes=read,
             ),
+            is_held_as=(node, start, end).__eq__,
         )
         for node, start, end in stages
     ]
-    holdings = [
-        SimpleNamespace(
-            node_id=stages[index][0],
-            stage=SimpleNamespace(
-                unit_id=CPU,
-                start_layer=stages[index][1],
-                end_layer=stages[index][2],
-                part=None,
-            ),
-        )
-        for index in kept
-    ]
-    return SimpleNamespace(stages=parts, kept=holdings, needs_room=False)
+    held = [stages[index] for index in kept]
+    return SimpleNamespace(stages=parts, held=held, needs_room=False)
 
 
 def loaded(node: NodeId, start: int, end: int, **changes: Any) -> StageRecord:
@@ -179,10 +169,8 @@ def test_plans_are_compared_only_where_both_are_predicted(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("potluck.placement.rebalancing.prediction_of", predict)
     units = {
-        node: SimpleNamespace(
-            candidates=[SimpleNamespace(node_id=each, unit_id=CPU) for each in node]
-        )
-        for node in ((A, B, C), (A, C))
+        nodes: SimpleNamespace(candidates=[SimpleNamespace(unit=(each, CPU)) for each in nodes])
+        for nodes in ((A, B, C), (A, C))
     }
     plan = cast(Any, SimpleNamespace(prediction=prediction(C), request=units[A, B, C]))
     found = compared(plan, record)

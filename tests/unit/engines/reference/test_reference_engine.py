@@ -18,7 +18,7 @@ from support.text.token_masks import mask_rows
 from potluck.errors import EngineError, ParameterError
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.models.program import build_program, weight_specs
-from potluck.models.registry import stored_tensors
+from potluck.models.registry import stored_weights
 from potluck.models.rope import rope_tables
 from potluck.types.model import ModelConfig
 from potluck.types.program import Shard
@@ -201,7 +201,7 @@ class OneStage:
         self.engine = ReferenceEngine(self.program, num_blocks=num_blocks)
 
     def load(self) -> OneStage:
-        tensors = stored_tensors(CONFIG, self.program, FileKind.HUGGING_FACE)
+        tensors = stored_weights(CONFIG, self.program.weights, FileKind.HUGGING_FACE)
         load_weights(self.engine, tensors, make_source(CONFIG))
         return self
 
