@@ -67,9 +67,8 @@ class JsonCalls:
         is_in_list = yield from stream.after_space("[")
         while True:
             yield from stream.skip_space()
-            if not (
-                yield from self._read_call(stream, needs_arguments=opening not in self.openings)
-            ):
+            reader = _ObjectReader(stream)
+            if not (yield from reader.read_object()) or not reader.finish(needs_arguments=is_bare):
                 return False
             if is_in_list:
                 if (yield from stream.after_space(",")):
@@ -100,11 +99,6 @@ class JsonCalls:
                     return False
                 stream.return_to(before)
         return False
-
-    def _read_call(self, stream: CallStream, *, needs_arguments: bool) -> Steps[bool]:
-        reader = _ObjectReader(stream)
-        is_whole = yield from reader.read_object()
-        return is_whole and reader.finish(needs_arguments=needs_arguments)
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section."""
@@ -295,23 +289,10 @@ class NamedCalls:
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
-        is_first = True
-        while True:
-            if self.call_opening:
-                found = yield from stream.after_space(self.call_opening)
-                if not found:
-                    if is_first:
-                        return False
-                    break
-            is_whole = yield from self._read_call(stream)
-            if not is_whole:
-                return False
-            is_first = False
-            if not self.call_opening:
-                break
-        for close in self.closes:
-            if (yield from stream.after_space(close)):
-                stream.drop_held()
+        calls = stream.calls(self.call_opening, lambda: self._read_call(stream))
+        if not (yield from calls):
+            return False
+        yield from stream.drop_marks(self.closes)
         return True
 
     def _read_call(self, stream: CallStream) -> Steps[bool]:
@@ -326,9 +307,7 @@ class NamedCalls:
         if not (yield from stream.value(stream.argue)):
             return False
         stream.end_call()
-        for end in self.ends:
-            if (yield from stream.after_space(end)):
-                stream.drop_held()
+        yield from stream.drop_marks(self.ends)
         return True
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
