@@ -34,7 +34,6 @@ def refused(**fields: Any) -> str | None:
 
 def test_a_plain_request() -> None:
     assert to_request() == ChatRequest(
-        model_id="m",
         max_new_tokens=5,
         messages=[ChatMessage(role="user", content="hi")],
         ending=ChatEnding.NEW_TURN,

@@ -42,7 +42,6 @@ def generate(model: ServedModel, **fields: Any) -> ChatRequest | CompletionReque
 
 def test_a_plain_chat(model: ServedModel) -> None:
     assert chat(model) == ChatRequest(
-        model_id="m",
         messages=[ChatMessage(role="user", content="hi")],
         ending=ChatEnding.NEW_TURN,
     )
@@ -76,7 +75,6 @@ def test_every_field(model: ServedModel) -> None:
         },
     )
     assert read == ChatRequest(
-        model_id="m",
         messages=[ChatMessage(role="user", content="hi")],
         sampling={
             "temperature": 0.5,
@@ -168,14 +166,13 @@ def test_ids_are_kept_where_clients_send_them(model: ServedModel) -> None:
 
 def test_a_prompt_is_a_chat_unless_it_is_raw(model: ServedModel) -> None:
     assert generate(model, system="s") == ChatRequest(
-        model_id="m",
         messages=[
             ChatMessage(role="system", content="s"),
             ChatMessage(role="user", content="hi"),
         ],
     )
     raw = generate(model, raw=True, context=[], images=[], template="")
-    assert raw == CompletionRequest(model_id="m", prompts=["hi"], parses_control_tokens=True)
+    assert raw == CompletionRequest(prompts=["hi"], parses_control_tokens=True)
 
 
 @pytest.mark.parametrize(

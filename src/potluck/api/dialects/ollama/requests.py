@@ -17,7 +17,7 @@ from potluck.api.dialects.ollama.bodies import (
 )
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
-from potluck.api.requests import ChatRequest, CompletionRequest
+from potluck.api.requests import ChatRequest, CompletionRequest, given, num_top_logprobs
 from potluck.api.tools import tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
@@ -92,7 +92,6 @@ def generate_request(body: GenerateBody, model: ServedModel) -> ChatRequest | Co
 
 
 class _Common(TypedDict):
-    model_id: str
     sampling: dict[str, float | int]
     seed: int | None
     stop: tuple[str, ...]
@@ -104,32 +103,29 @@ class _Common(TypedDict):
 def _common(body: CommonBody, model: ServedModel) -> _Common:
     options = body.options or _NO_OPTIONS
     _check_options(options, model)
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
+    top_logprobs = num_top_logprobs(body.logprobs, body.top_logprobs)
     stop = options.stop
     limit = options.num_predict
     return _Common(
-        model_id=body.model,
         sampling=_sampling(options),
         seed=options.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         max_new_tokens=None if limit is None or limit < 1 else limit,
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        top_logprobs=top_logprobs,
         grammar=_grammar(body.format),
     )
 
 
 def _sampling(options: Options) -> dict[str, float | int]:
-    values = {
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    return given(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repeat_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+    )
 
 
 def check_context(options: Options | None, model: ServedModel) -> None:
