@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_sentence_piece
+from support.text.token_lists import list_tokens
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.grammars.vocabulary import list_tokens
 from potluck.text import sentence_piece
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
 from potluck.text.sentence_piece import message_fields, read_sentence_piece

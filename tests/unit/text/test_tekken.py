@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_byte_level
+from support.text.token_lists import list_tokens
 from tokenizers import Regex
 from tokenizers import pre_tokenizers as pre
 
 from potluck.errors import ModelFileError
-from potluck.grammars.vocabulary import list_tokens
 from potluck.text import tekken
 from potluck.text.chat import prompt_chat
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer

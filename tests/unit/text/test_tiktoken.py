@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import regex  # type: ignore[import-untyped]
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_byte_level
+from support.text.token_lists import list_tokens
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.grammars.vocabulary import list_tokens
 from potluck.text import tiktoken
 from potluck.text.hugging_face import load_token_list, load_tokenizer
 from potluck.text.pieces import BYTE_ALPHABET
