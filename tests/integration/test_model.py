@@ -331,6 +331,12 @@ def test_a_model_that_drafts_changes_no_token(monkeypatch: pytest.MonkeyPatch) -
             assert found.timings.num_accepted_tokens == found.timings.num_drafted_tokens > 0
 
 
+def test_too_many_threads_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with potluck.Model.open("demo", draft="demo", num_threads=1024):
+        pass
+    assert sum("of 1024 threads" in message for message in caplog.messages) == 1
+
+
 def test_a_model_with_another_vocabulary_does_not_draft(tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(DEMO_DIRECTORY, other)
