@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypedDict
 
 import msgspec
@@ -159,28 +158,10 @@ def _grammar(format_: str | dict[str, Any] | None) -> str | None:
 
 
 def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Return the messages; tool results get the ids of the calls, in order."""
-    converted: list[ChatMessage] = []
-    waiting: list[ToolCall] = []
-    for index, message in enumerate(messages):
-        read = _message(message, f"messages[{index}]")
-        if read.role == "tool":
-            read = _answering(read, waiting)
-        else:
-            waiting = list(read.tool_calls)
-        converted.append(read)
-    return converted
-
-
-def _answering(result: ChatMessage, waiting: list[ToolCall]) -> ChatMessage:
-    """Return ``result`` with the id of the call that it answers, which leaves ``waiting``."""
-    for call in waiting:
-        is_id = result.tool_call_id == call.call_id
-        is_next = not result.tool_call_id and result.name in (None, call.name)
-        if is_id or is_next:
-            waiting.remove(call)
-            return replace(result, tool_call_id=call.call_id)
-    return result
+    """Return the messages. Results without an id are matched to calls with the prompt
+    (``potluck.text.template_gaps``).
+    """
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: Message, where: str) -> ChatMessage:
