@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from potluck.text.control_tokens import parse_arguments
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
 from potluck.text.tool_formats.syntax import (
     SPACE,
@@ -217,18 +218,10 @@ class _ObjectReader:
         text = "".join(pieces)
         if character == '"':
             text = str(json.loads(text)).strip() or "{}"
-            return text if is_object(text) else None
+            return None if parse_arguments(text) is None else text
         if text == "null":
             return "{}"
         return text if character == "{" else None
-
-
-def is_object(text: str) -> bool:
-    """Return whether ``text`` is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _ignore(_: str) -> None:
