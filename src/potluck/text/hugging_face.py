@@ -23,7 +23,7 @@ from potluck.text.model_directory import ModelDirectory, read_text
 from potluck.text.pieces import Notation
 from potluck.text.pre_tokenizers import BytePreTokenizer
 from potluck.text.sentence_piece import read_sentence_piece
-from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
+from potluck.text.tokenizer import Boundaries, TextTokenizer
 from potluck.text.tokenizer_json import (
     PieceList,
     TokenParts,
@@ -190,8 +190,6 @@ def _read_vocabulary(files: ModelDirectory) -> tuple[TokenParts, int]:
     parts = TokenParts(
         model=pieces,
         added={token: {"content": text} for text, token in added.items()},
-        leading=(),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
     )
     return parts, pieces.size
@@ -207,11 +205,7 @@ def _read_vocabulary_and_merges(files: ModelDirectory) -> VocabularyParts:
     return VocabularyParts(
         model=build_byte_level(vocabulary, merges, pre_tokenizer),
         added={token: {"content": text} for text, token in added.items()},
-        leading=(),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
     )
 
 

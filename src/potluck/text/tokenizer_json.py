@@ -47,9 +47,9 @@ class TokenParts:
 
     model: Pieces
     added: dict[int, dict[str, Any]]
-    leading: tuple[int, ...]
-    trailing: tuple[int, ...]
     notation: Notation
+    leading: tuple[int, ...] = ()
+    trailing: tuple[int, ...] = ()
     eos: int | None = None
 
     def find(self, text: str) -> int | None:
@@ -70,8 +70,8 @@ class VocabularyParts(TokenParts):
     """
 
     model: tokenizers.Tokenizer
-    prefix_space: PrefixSpace
-    strips_prefix_space: bool
+    prefix_space: PrefixSpace = PrefixSpace.NEVER
+    strips_prefix_space: bool = False
     unknown: int | None = None
     normalize: Callable[[str], str] | None = None
 

@@ -38,7 +38,6 @@ def read_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
         model=pieces,
         added=_special_entries(file),
         leading=_ids_of(file, tekken.BOS),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
         eos=next(iter(_ids_of(file, tekken.EOS)), None),
     )
@@ -52,11 +51,8 @@ def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
         model=tekken.build_model(file),
         added=_special_entries(file),
         leading=_ids_of(file, tekken.BOS),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
         eos=next(iter(_ids_of(file, tekken.EOS)), None),
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
     )
 
 
@@ -72,9 +68,7 @@ def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
     """Return what tiktoken.model defines about single tokens, and one more than its largest id."""
     _tiktoken_class(files)
     pieces = PieceList(tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE))
-    parts = TokenParts(
-        model=pieces, added={}, leading=(), trailing=(), notation=Notation.BYTE_LEVEL
-    )
+    parts = TokenParts(model=pieces, added={}, notation=Notation.BYTE_LEVEL)
     return parts, pieces.size
 
 
@@ -85,11 +79,7 @@ def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
     return VocabularyParts(
         model=build_ranked(pieces, pre_tokenizer),
         added={},
-        leading=(),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
     )
 
 
@@ -125,7 +115,6 @@ def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
         model=pieces,
         added=_added_pieces(model, files),
         leading=_leading_bos(model, files),
-        trailing=(),
         notation=Notation.SENTENCE_PIECE,
         eos=model.eos,
     )
@@ -145,7 +134,6 @@ def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
         model=build_model(model),
         added=_added_pieces(model, files),
         leading=_leading_bos(model, files),
-        trailing=(),
         notation=Notation.SENTENCE_PIECE,
         eos=model.eos,
         prefix_space=where if adds_space else PrefixSpace.NEVER,
