@@ -240,7 +240,7 @@ def test_prompts_leave_room_for_a_token(model: ServedModel) -> None:
 
 
 def test_tools_have_plain_and_different_names() -> None:
-    assert refused(lambda: tool_use([FIND, FIND], where="functions")) == "functions[1].name"
+    assert refused(lambda: tool_use([FIND, FIND])) == "tools[1].name"
     for name in ("", "a b", "ä", "x" * 129, 'a"', "a\n"):
         assert refused(lambda name=name: tool_use([Tool(name=name)])) == "tools[0].name"
     for name in ("a", "mcp__files__read", "ns.tool", "a:b/c-d", "x" * 128):
