@@ -34,7 +34,7 @@ class JsonCalls:
     are not in a list.
 
     In the grammar, a section begins with the first of ``openings``, or with nothing if
-    ``writes_bare`` is set. ``before`` and ``after`` are where it allows white space. It requires
+    ``writes_bare`` is set. White space is allowed around its calls if it ``is_spaced``. It requires
     ``separator`` between calls that are not in a list, and the first of ``closes`` if
     ``writes_close`` is set. With ``id_key``, a call has a number before its name; ``last`` is the
     Lark expression of what may follow the arguments.
@@ -47,8 +47,7 @@ class JsonCalls:
     control_texts: tuple[str, ...] = ()
     name_key: str = "name"
     arguments_key: str = "arguments"
-    before: str = ""
-    after: str = ""
+    is_spaced: bool = False
     is_list: bool = False
     separators: tuple[str, ...] = ()
     separator: str = ""
@@ -56,7 +55,7 @@ class JsonCalls:
     last: str = ""
     writes_bare: bool = False
     writes_close: bool = True
-    repeats: bool = True
+    repeats: bool = False
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
@@ -103,23 +102,17 @@ class JsonCalls:
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section."""
-        calls = [self._call(lark, tool) for tool in tools]
-        call = lark.rule(either(calls))
+        call = lark.rule(either(self._call(lark, tool) for tool in tools))
         if self.is_list:
             many = repeated(call, separator=f'"," {SPACE}', is_parallel=is_parallel)
             call = f'"[" {SPACE} {many} {SPACE} "]"'
         elif self.separator:
             separator = lark.text(self.separator)
             call = repeated(call, separator=separator, is_parallel=is_parallel)
-        return " ".join(
-            (
-                spaced(self.before, call),
-                SPACE if self.after else "",
-                lark.text(self.closes[0])
-                if self.closes and self.writes_close and not self.writes_bare
-                else "",
-            )
-        )
+        space = SPACE if self.is_spaced else ""
+        has_close = self.closes and self.writes_close and not self.writes_bare
+        close = lark.text(self.closes[0]) if has_close else ""
+        return f"{spaced(space, call)} {space} {close}"
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
         number = f'{{"{self.id_key}": "' if self.id_key else ""
@@ -231,8 +224,8 @@ def _ignore(_: str) -> None:
 HERMES = JsonCalls(
     name="hermes",
     openings=("<tool_call>",),
-    before="\n",
-    after="\n",
+    is_spaced=True,
+    repeats=True,
     closes=("</tool_call>",),
     control_texts=("<tool_call>", "</tool_call>"),
     separators=("",),
