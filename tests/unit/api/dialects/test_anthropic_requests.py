@@ -257,6 +257,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         ({"n": 2}, "n"),
         ({"temperature": "hot"}, "temperature"),
         ({"metadata": {"user_id": "a", "more": 1}}, "metadata.more"),
+        (
+            {"messages": [{"role": "user", "content": ["x", {"type": "video"}]}]},
+            "messages[0].content[1].type",
+        ),
         ({"cache_control": [1]}, "cache_control"),
     ],
 )
