@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from potluck.api import ApiLimits
+from potluck.api.config import ApiLimits
 from potluck.cli.settings import Settings
 from potluck.cluster.network.edges.options import STALL_SECONDS
 from potluck.scheduling.frame_limits import MAX_WAITING_SEQUENCES

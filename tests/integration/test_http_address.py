@@ -19,7 +19,9 @@ from support.http.api_server import RunningApi, running_api
 from support.http.toy_gateway import MODEL, ToyGateway, expected_text
 from support.processes.waiting import done_within, eventually
 
-from potluck.api import ApiConfig, ApiKeys, ApiLimits, create_api_key, serve
+from potluck.api.config import ApiConfig, ApiLimits
+from potluck.api.keys import ApiKeys, create_api_key
+from potluck.api.server import serve
 from potluck.errors import PotluckError, UsageError
 
 

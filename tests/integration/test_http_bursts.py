@@ -19,7 +19,7 @@ from support.http.api_server import running_api
 from support.process_facts import num_descriptors
 from support.processes.waiting import done_within, eventually
 
-from potluck.api import ApiConfig, ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 
 LIMIT = 160
 NUM_CONNECTS = 700

@@ -10,7 +10,7 @@ import pytest
 from support.http.api_server import running_api
 from support.http.toy_gateway import MODEL
 
-from potluck.api import ApiConfig
+from potluck.api.config import ApiConfig
 from potluck.api.cors import checked_origin
 from potluck.api.keys import ApiKeys, create_api_key
 from potluck.errors import ParameterError

@@ -14,7 +14,7 @@ from support.http.toy_gateway import CONTEXT_TOKENS, MODEL
 from support.processes.waiting import eventually
 from support.text.rendered import Event, events, lines
 
-from potluck.api import ApiConfig, ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 from potluck.errors import EngineError
 from potluck.types.sequence import SequenceRequest
 

@@ -13,8 +13,8 @@ from support.http.api_server import RunningApi, running_api
 from support.page.played_console import PlayedConsole
 from support.processes.waiting import eventually
 
-from potluck.api import ApiConfig, ApiLimits
 from potluck.api.app import Page
+from potluck.api.config import ApiConfig, ApiLimits
 from potluck.cluster.agent.observation import MAX_WATCHERS
 from potluck.types.console import Notice
 

@@ -24,7 +24,7 @@ from support.http.toy_gateway import MODEL, ToyGateway, ToyTokenizer, toy_chat
 from support.processes.waiting import done_within
 from support.text.chat_templates import CHATML
 
-from potluck.api import ApiConfig, ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 from potluck.text.tool_formats import choose_output_format
 from potluck.types.gateway import ServedModel
 from potluck.types.model import EmbeddingConfig, RerankConfig

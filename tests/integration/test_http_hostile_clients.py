@@ -17,7 +17,7 @@ from support.http.api_server import RunningApi, running_api
 from support.http.toy_gateway import MODEL, expected_text
 from support.processes.waiting import done_within, eventually
 
-from potluck.api import ApiConfig, ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 
 
 def body_of(**fields: Any) -> bytes:

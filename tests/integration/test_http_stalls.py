@@ -21,7 +21,8 @@ from support.http.heavy_bodies import heavy_bodies
 from support.http.toy_gateway import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ToyGateway
 from support.processes.waiting import until
 
-from potluck.api import ApiConfig, serve
+from potluck.api.config import ApiConfig
+from potluck.api.server import serve
 from potluck.catalog import load_chat_template, load_tokenizer
 from potluck.catalog.locate import DEMO_DIRECTORY, ModelFiles
 from potluck.host.allocator import limit_arenas

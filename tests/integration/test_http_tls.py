@@ -16,8 +16,7 @@ from support.http.api_server import RunningApi, running_api
 from support.http.toy_gateway import MODEL
 from support.processes.waiting import done_within
 
-from potluck.api import ApiConfig
-from potluck.api.config import ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 from potluck.cluster.network.trust.authority import automatic_context, derive_authority
 from potluck.cluster.network.trust.secret import Secret, generate_secret
 

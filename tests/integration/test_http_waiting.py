@@ -20,7 +20,7 @@ from support.http.api_server import RunningApi, running_api
 from support.http.toy_gateway import MODEL, expected_text
 from support.processes.waiting import eventually
 
-from potluck.api import ApiConfig, ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 from potluck.errors import EngineError
 from potluck.types.gateway import ModelState
 

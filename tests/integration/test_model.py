@@ -15,6 +15,7 @@ import pytest
 import potluck
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.errors import ParameterError, PotluckError, PromptTooLongError
+from potluck.host.cores import own_usable_cores
 from potluck.local import SamplingOptions
 from potluck.scheduling.draft_lengths import DraftLengths
 
@@ -329,6 +330,13 @@ def test_a_model_that_drafts_changes_no_token(monkeypatch: pytest.MonkeyPatch) -
             assert found.text == expected.text
             # It is the same model, which draws what it verifies.
             assert found.timings.num_accepted_tokens == found.timings.num_drafted_tokens > 0
+
+
+def test_too_many_threads_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    num_threads = own_usable_cores().num_cores + 1
+    with potluck.Model.open("demo", draft="demo", num_threads=num_threads):
+        pass
+    assert sum(f"of {num_threads} threads" in message for message in caplog.messages) == 1
 
 
 def test_a_model_with_another_vocabulary_does_not_draft(tmp_path: Path) -> None:

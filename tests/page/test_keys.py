@@ -13,8 +13,8 @@ from support.page import documents as page_documents
 from support.page.browser import tab
 from support.page.played_console import PlayedConsole
 
-from potluck.api import ApiConfig
 from potluck.api.app import Page
+from potluck.api.config import ApiConfig
 from potluck.api.keys import ApiKeys, create_api_key
 from potluck.dashboard.assets import assets
 from potluck.types.console import Notice

@@ -59,7 +59,7 @@ class OneOf:
 
 
 _VARIANTS: dict[type, Mapping[str, type[OneOf]]] = {}
-"""Earlier results of ``variants``."""
+"""Earlier results of ``variants``. ``functools.cache`` does not type-check with classes."""
 
 
 def variants(kind: type[OneOf]) -> Mapping[str, type[OneOf]]:

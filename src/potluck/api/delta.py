@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from potluck.types.output import OutputPart, TextPart
+from potluck.types.output import OutputPart, ReasoningPart, TextPart
 from potluck.types.sequence import FinishReason
 from potluck.types.step import TokenLogprob
 
@@ -38,6 +38,11 @@ class Delta:
     def text(self) -> str:
         """The text of the answer alone, without reasoning and tool calls."""
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning alone."""
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningPart))
 
     @property
     def is_empty(self) -> bool:

@@ -110,5 +110,38 @@ def drop_inert_fields(values: Mapping[str, Any], others: InertFields, where: str
     return kept
 
 
+def drop_inert_fields_of(
+    owner: dict[str, Any], name: str, others: InertFields, where: str = ""
+) -> None:
+    """Remove the fields without effect from the object ``name`` of ``owner``, if it is one."""
+    value = owner.get(name)
+    if isinstance(value, dict):
+        owner[name] = drop_inert_fields(value, others, f"{where}{name}.")
+
+
+def change_items(
+    owner: dict[str, Any],
+    name: str,
+    change: Callable[[dict[str, Any], str], dict[str, Any]],
+    where: str = "",
+) -> None:
+    """Replace each object in the list ``name`` of ``owner``, if it is one, by the result of
+    ``change``, which gets the object and its place in the body with a dot at the end.
+    """
+    items = owner.get(name)
+    if isinstance(items, list):
+        owner[name] = [
+            change(item, f"{where}{name}[{index}].") if isinstance(item, dict) else item
+            for index, item in enumerate(items)
+        ]
+
+
+def drop_inert_fields_of_items(
+    owner: dict[str, Any], name: str, others: InertFields, where: str = ""
+) -> None:
+    """Remove the fields without effect from the objects in the list ``name`` of ``owner``."""
+    change_items(owner, name, lambda item, at: drop_inert_fields(item, others, at), where)
+
+
 def _is_same(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other  # True is not 1, and 1.0 is not either

@@ -331,9 +331,14 @@ def checked_prompt(
             code="context_length_exceeded",
             param=name,
         )
+    require_known_tokens(tokens, model, name)
+    return tuple(tokens)
+
+
+def require_known_tokens(tokens: Sequence[int], model: ServedModel, name: str) -> None:
+    """Raise ``ApiError`` for a token that the model's vocabulary does not have."""
     outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
     if outside is not None:
         raise invalid(
             name, f"token {outside} is not in the model's vocabulary of {model.vocab_size}"
         )
-    return tuple(tokens)

@@ -70,11 +70,6 @@ class ApiKeys:
             )
         return cls(keys)
 
-    def name_of(self, presented: str) -> str | None:
-        """Return the name of the presented key, or None if it is not valid."""
-        key = self.find(presented)
-        return None if key is None else key.name
-
     def find(self, presented: str) -> HashedKey | None:
         """Return the presented key, or None if it is not valid.
 

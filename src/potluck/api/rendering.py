@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.errors import ApiError
 from potluck.types.text import Tokenizer
@@ -97,6 +99,14 @@ def scored_json(scored: ScoredToken, tokenizer: Tokenizer, *, least: float = -ma
 
     top = [one(other.token, other.logprob) for other in scored.top]
     return {**one(scored.token, scored.logprob), "top_logprobs": top}
+
+
+def arguments_object(text: str) -> Json:
+    """Return the arguments of a call as an object, or within one if the call was cut off."""
+    try:
+        return msgspec.json.decode(text, type=Json)
+    except msgspec.DecodeError:
+        return {"arguments": text}
 
 
 def event(data: bytes, name: str | None = None) -> bytes:

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from potluck.api.errors import invalid
 from potluck.types.output import ToolUse
 from potluck.types.text import ChatEnding, ChatMessage
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,6 @@ class GenerationRequest:
     log.
     """
 
-    model_id: str
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     logit_bias: Mapping[str, float] = field(default_factory=dict)
     seed: int | None = None
@@ -67,3 +70,15 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     parses_control_tokens: bool = False
     suffix: str | None = None
+
+
+def given(**values: _T | None) -> dict[str, _T]:
+    """Return the values that the client has not omitted, by name."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def num_top_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """Return ``GenerationRequest.top_logprobs``. Raise ``ApiError`` for fields that contradict."""
+    if top_logprobs and not logprobs:
+        raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
+    return (top_logprobs or 0) if logprobs else None

@@ -23,7 +23,7 @@ from potluck.api.connection import AnswerStream, while_connected
 from potluck.api.errors import ApiError, invalid, renamed, to_api_error
 from potluck.api.jobs import Job
 from potluck.api.metrics import ApiMetrics
-from potluck.api.system_lines import WithoutLines
+from potluck.api.system_lines import encoder_without_lines
 from potluck.api.vectors import PreparedVectors, compute
 from potluck.errors import PotluckError
 from potluck.grammars.check import GrammarChecker
@@ -107,8 +107,7 @@ class ApiService:
         prefixes = self._dropped_system_lines
         if not prefixes:
             return model
-        encoder = WithoutLines(encoder=model.encode_chat, prefixes=prefixes)
-        return replace(model, encode_chat=encoder)
+        return replace(model, encode_chat=encoder_without_lines(model.encode_chat, prefixes))
 
     def model_id(self, model_id: str | None) -> str:
         """Return the id of the requested model; the deployed one if the request names none.

@@ -7,10 +7,11 @@ nothing with the prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from potluck.types.text import ChatEncoder, ChatEnding, ChatMessage, ChatPrompt, Tool
+from potluck.types.text import ChatEncoder, ChatMessage, ChatPrompt
 
 KNOWN_CHANGING_LINES = ("x-anthropic-billing-header:",)
 """Known beginnings of such lines: Claude Code's."""
@@ -18,32 +19,13 @@ KNOWN_CHANGING_LINES = ("x-anthropic-billing-header:",)
 _ROLES = frozenset({"system", "developer"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutLines:
-    """A ``ChatEncoder`` that removes lines of system messages with certain prefixes."""
+def encoder_without_lines(encoder: ChatEncoder, prefixes: tuple[str, ...]) -> ChatEncoder:
+    """Return ``encoder`` as one that removes lines of system messages with certain prefixes."""
 
-    encoder: ChatEncoder
-    prefixes: tuple[str, ...]
+    def encode(messages: Sequence[ChatMessage], **options: Any) -> ChatPrompt:
+        return encoder(without_lines(messages, prefixes), **options)
 
-    def __call__(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        ending: ChatEnding = ChatEnding.NEW_TURN,
-        reasoning_effort: str | None = None,
-        thinks: bool | None = None,
-        tools: Sequence[Tool] = (),
-        template_variables: Mapping[str, object] | None = None,
-    ) -> ChatPrompt:
-        """See ``ChatEncoder``."""
-        return self.encoder(
-            without_lines(messages, self.prefixes),
-            ending=ending,
-            reasoning_effort=reasoning_effort,
-            thinks=thinks,
-            tools=tools,
-            template_variables=template_variables,
-        )
+    return encode
 
 
 def without_lines(

@@ -38,9 +38,9 @@ class FunctionBody(StrictObject, frozen=True, kw_only=True):
         )
 
 
-def not_among(where: str, name: str, where_tools: str = "tools") -> ApiError:
+def not_among(where: str, name: str) -> ApiError:
     """Return the error for the name of a tool that a request has not."""
-    return invalid(where, f"{where} names {name[:40]!r}, which is not in {where_tools}")
+    return invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
 
 
 def tool_use(
@@ -49,28 +49,23 @@ def tool_use(
     mode: ToolMode = ToolMode.AUTO,
     name: str | None = None,
     is_parallel: bool = True,
-    where: str = "tools",
-    where_chosen: str = "tool_choice",
 ) -> ToolUse:
-    """Return tools with their choice. Raises ``ApiError`` for inconsistent values.
-
-    ``where`` and ``where_chosen`` are the dialect's names of the tools and the tool choice.
-    """
+    """Return tools with their choice. Raises ``ApiError`` for inconsistent values."""
     if len(tools) > MAX_TOOLS:
-        raise invalid(where, f"{where} has {len(tools)} tools; the limit is {MAX_TOOLS}")
+        raise invalid("tools", f"tools has {len(tools)} tools; the limit is {MAX_TOOLS}")
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if not _NAME.fullmatch(tool.name):
             raise invalid(
-                f"{where}[{index}].name",
-                f"{where}[{index}] has the invalid name {tool.name[:40]!r}: names have 1 to "
+                f"tools[{index}].name",
+                f"tools[{index}] has the invalid name {tool.name[:40]!r}: names have 1 to "
                 "128 letters, digits and any of _ . : / -",
             )
         if tool.name in seen:
-            raise invalid(f"{where}[{index}].name", f"{where} has two tools named {tool.name}")
+            raise invalid(f"tools[{index}].name", f"tools has two tools named {tool.name}")
         seen.add(tool.name)
     if not tools and mode is ToolMode.REQUIRED:
-        raise invalid(where_chosen, f"{where_chosen} requires a tool call, but there are no tools")
+        raise invalid("tool_choice", "tool_choice requires a tool call, but there are no tools")
     if name is not None and name not in seen:
-        raise not_among(where_chosen, name, where)
+        raise not_among("tool_choice", name)
     return ToolUse(tools=tuple(tools), mode=mode, name=name, is_parallel=is_parallel)

@@ -46,10 +46,8 @@ class EmbeddingRequest:
     With ``truncates``, texts that are too long are truncated at the end.
     """
 
-    model_id: str
     inputs: Sequence[str | Sequence[int]]
     dimensions: int | None = None
-    user: str | None = None
     truncates: bool = False
 
 
@@ -57,10 +55,8 @@ class EmbeddingRequest:
 class RerankRequest:
     """A request to score pairs of a query and a document."""
 
-    model_id: str
     pairs: Sequence[tuple[str, str]]
     instruction: str | None = None
-    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

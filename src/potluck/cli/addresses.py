@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import ipaddress
 import re
 import socket
 from collections.abc import Sequence
@@ -53,9 +52,8 @@ def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: b
         outside = next((each for each in connect if not each.is_loopback), None)
         host = lan_address() if outside is None else _address_towards(outside)
         return Address(host=host, port=DEFAULT_LAN_PORT)
-    bare = listen.strip("[]")
-    if _is_ip(bare):
-        address = Address(host=bare, port=0)
+    address = Address(host=listen.strip("[]"), port=0)
+    if address.ip is not None:
         require_ipv4(address, "listen")
         return address if address.is_loopback else replace(address, port=DEFAULT_LAN_PORT)
     address = parse_address(listen, name="--listen")
@@ -100,14 +98,6 @@ def require_ipv4(address: Address, option: str) -> None:
             f"--{option} {address}: nodes cannot reach each other by IPv6 yet",
             hint="give an IPv4 address; clients can use IPv6: --http [ADDRESS]:PORT",
         )
-
-
-def _is_ip(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def lan_address() -> str:

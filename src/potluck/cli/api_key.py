@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from potluck.api.keys import Role, create_api_key
 from potluck.cli.output import note
-
-
-class KeyRole(enum.Enum):
-    """The roles of keys, as values of the option."""
-
-    USE = "use"
-    ADMIN = "admin"
 
 
 def api_key(
@@ -36,19 +29,17 @@ def api_key(
         ),
     ],
     role: Annotated[
-        KeyRole,
+        Role,
         typer.Option(
             "--role",
             help="use: send requests to models, and view the cluster. admin: also plan,"
             " deploy and undeploy.",
         ),
-    ] = KeyRole.USE,
+    ] = Role.USE,
 ) -> None:
     """Create an API key, add its hash to FILE, and print the key, which is not stored.
 
     Agents read the file when they start.
     """
-    from potluck.api.keys import Role, create_api_key  # the web framework comes with it
-
-    print(create_api_key(file, name, Role(role.value)))
+    print(create_api_key(file, name, role))
     note("running agents accept it after a restart")

@@ -25,12 +25,10 @@ from potluck.cli.options import (
     StagesOption,
     StatesOption,
     ThreadsOption,
-    resolve_arithmetic,
-    resolve_backend,
     resolve_draft,
     settings,
 )
-from potluck.cli.output import emit_json, opened_model
+from potluck.cli.output import emit_json, opened_model, print_lines, progress_bar
 from potluck.cli.spec_options import Quant
 from potluck.errors import ParameterError
 from potluck.types.choices import NGRAM, OFF
@@ -93,7 +91,6 @@ def bench(
     from potluck.local.measuring import Workload
 
     _check_draft(draft)
-    chosen = settings()
     drafts = resolve_draft(draft) != OFF
     workload = Workload(
         prompt_tokens=prompt_tokens,
@@ -101,7 +98,7 @@ def bench(
         depth_tokens=depth_tokens,
         num_sequences=sequences,
     )
-    requested_context = context if context is not None else chosen.context
+    requested_context = context if context is not None else settings().context
     with (
         _context_errors(workload, is_context_requested=requested_context is not None),
         opened_model(
@@ -113,14 +110,12 @@ def bench(
             cache_tokens=workload.cache_tokens,
             states=states,
             default_states=workload.num_states,
-            threads=threads if threads is not None else chosen.threads,
-            isa=chosen.isa,
-            backend=resolve_backend(backend),
-            allow_software=allow_software or chosen.allow_software,
+            threads=threads,
+            backend=backend,
+            allow_software=allow_software,
             quantization=quant.quantization,
             mmap=mmap,
-            arithmetic=resolve_arithmetic(arithmetic),
-            packed_cache_bytes=chosen.packed_cache_bytes,
+            arithmetic=arithmetic,
         ) as opened,
     ):
         if workload.sequence_tokens > opened.context_tokens:
@@ -133,8 +128,7 @@ def bench(
     if json:
         emit_json(document)
         return
-    for line in bench_lines(document):
-        print(line)
+    print_lines(bench_lines(document))
 
 
 def _check_draft(option: str | None) -> None:
@@ -149,8 +143,7 @@ def _check_draft(option: str | None) -> None:
 
 
 def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) -> BenchResult:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, TextColumn
 
     from potluck.cli.bench_report import BenchResult
     from potluck.engines.native.engine import NativeEngine
@@ -158,12 +151,10 @@ def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) ->
     from potluck.local.measuring import Measurement
 
     is_native = all(isinstance(stage.engine, NativeEngine) for stage in model.stages)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn())
     runs: list[Run] = []
     limits: list[Limits] = []
     with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        progress_bar(TextColumn("{task.description}"), BarColumn()) as bar,
         closing(Measurement(model, workload)) as measurement,
     ):
         task = bar.add_task("filling the context", total=1.0)

@@ -11,7 +11,7 @@ import typer
 
 from potluck.cli.addresses import parse_size
 from potluck.cli.options import JsonOption, settings
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.tables import table
 from potluck.errors import UsageError
 from potluck.store.content_store import (
@@ -45,8 +45,7 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
     if json:
         emit_json(cache_document(store, files, removed_bytes=None))
         return
-    for line in cache_lines(store, files, now=time.time()):
-        print(line)
+    print_lines(cache_lines(store, files, now=time.time()))
 
 
 @cache.command()

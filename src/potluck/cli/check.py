@@ -17,9 +17,9 @@ from potluck.cli.options import (
     StatesOption,
     settings,
 )
-from potluck.cli.output import emit_json
+from potluck.cli.output import emit_json, print_lines
 from potluck.cli.spec_options import Quant
-from potluck.cli.tables import states_text
+from potluck.cli.tables import states_text, table
 from potluck.types.memory import MemoryLimit
 from potluck.types.quantities import format_bytes, format_few
 
@@ -55,8 +55,7 @@ def check(
     if json:
         emit_json(checked)
     else:
-        for line in check_lines(checked):
-            print(line)
+        print_lines(check_lines(checked))
     if not checked.runs:
         raise typer.Exit(1)
 
@@ -67,10 +66,7 @@ def _limit(option: str) -> MemoryLimit:
 
 def check_lines(checked: CheckDocument) -> Iterator[str]:
     """Return what was found, for a person: facts first, then what is said about them."""
-    rows = list(_rows(checked))
-    indent = max((len(title) for title, _ in rows), default=0) + 2
-    for title, text in rows:
-        yield f"{title.ljust(indent)}{text}".rstrip()
+    yield from table(list(_rows(checked)))
     for finding in checked.findings:
         yield from _finding_lines(finding)
     yield "this machine can run the model" if checked.runs else "this machine cannot run the model"

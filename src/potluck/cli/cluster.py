@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines, progress_bar
 from potluck.cli.placing import (
     cluster_state,
     deploy_params,
@@ -78,7 +78,7 @@ def deploy(
         emit_json(result)
         return
     note(f"{result['model_id']} is ready on {format_count(len(result['stages']), 'stage')}")
-    _print_lines(stage_lines(node_names(directory).in_document(result)))
+    print_lines(stage_lines(node_names(directory).in_document(result)))
 
 
 def deploy_request(
@@ -99,15 +99,12 @@ def deployed(
 
     Blocking. Raises what prevents it.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
 
     names = node_names(directory)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     result: dict[str, Any] = {}
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+    with progress_bar(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
     ) as bar:
         task = bar.add_task("placing", total=None)
         params = {**request, **layout_params(directory, layout)}
@@ -152,11 +149,11 @@ def ps(json: JsonOption = False, state: StateOption = None) -> None:
         emit_json(result)
         return
     result = names_of(result["nodes"]).in_document(result)
-    _print_lines(node_lines(result))
+    print_lines(node_lines(result))
     for deployment in result["deployments"]:
         print()
-        _print_lines(deployment_lines(deployment))
-        _print_lines(speed_lines(deployment))
+        print_lines(deployment_lines(deployment))
+        print_lines(speed_lines(deployment))
     if not result["deployments"]:
         print("\nnothing is deployed; deploy a model with potluck deploy MODEL")
 
@@ -171,11 +168,6 @@ def down(state: StateOption = None) -> None:
         else:
             note("draining: handing requests and stages over to other nodes")
     note("this node has left the cluster")
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
 
 
 def speed_lines(deployment: Mapping[str, Any]) -> Iterator[str]:

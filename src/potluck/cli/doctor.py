@@ -20,7 +20,7 @@ from potluck.cli.options import (
     settings,
     state_directory,
 )
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.errors import PotluckError, UsageError
 from potluck.probe.doctor.case import Finding, Severity
 from potluck.types.document import Document
@@ -47,22 +47,17 @@ def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOptio
 
     Exit code 1 if a problem keeps a usable unit from working.
     """
+    from potluck.cli.probe import probed
     from potluck.engines.backends import BACKENDS
-    from potluck.host.cores import default_num_threads
     from potluck.host.system import THIS_MACHINE
-    from potluck.probe.all_detectors import DETECTORS
-    from potluck.probe.cache import ProbeCache, default_cache_path
-    from potluck.probe.probe import ProbeOptions, probe_node
+    from potluck.probe.cache import default_cache_path
 
     cache_path = default_cache_path(os.environ)
-    options = ProbeOptions(
-        backends=BACKENDS,
-        num_threads=settings().threads or default_num_threads(),
-        wait_seconds=None if wait else seconds_to_wait(),
-    )
+    num_threads = settings().threads
+    wait_seconds = None if wait else seconds_to_wait()
     case, names = gather(
         THIS_MACHINE,
-        lambda: probe_node(THIS_MACHINE, options, ProbeCache(cache_path), detectors=DETECTORS),
+        lambda: probed(num_threads=num_threads, wait_seconds=wait_seconds),
         BACKENDS,
         cache_root=None if cache_path is None else cache_path.parent,
         state=state,
@@ -139,8 +134,7 @@ def report(case: Case, names: NodeNames = _NO_NAMES, *, as_json: bool) -> int:
         is_cluster_checked = case.cluster is not None
         emit_json(DoctorDocument(is_cluster_checked=is_cluster_checked, findings=tuple(findings)))
     else:
-        for line in finding_lines(findings):
-            print(line)
+        print_lines(finding_lines(findings))
         if case.cluster is None:
             note("no agent runs here: checks that involve other nodes need potluck up")
     return int(any(finding.severity is Severity.PREVENTS for finding in findings))

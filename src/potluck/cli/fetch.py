@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from potluck.cli.options import JsonOption
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, progress_bar
 from potluck.types.document import Count, Document, document_of
 from potluck.types.quantities import format_bytes, format_count
 
@@ -60,27 +60,21 @@ def fetch(
 
 @contextmanager
 def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar if stderr is a terminal."""
-    from rich.console import Console
+    """Show a progress bar."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
-        Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
-    columns = (
+    with progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(f"downloading {model}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.placing import result_of
 from potluck.cli.tables import table
 from potluck.errors import UsageError, WheelFileError
@@ -86,8 +86,7 @@ def invite(
             note(f"invitation {withdraw} is revoked")
         # Unlike the state of the cluster, this list names invited nodes that are away, too.
         names = names_of(result_of(directory, "nodes", {})["nodes"])
-        for line in invitation_lines(names.in_document(result), time.time()):
-            print(line)
+        print_lines(invitation_lines(names.in_document(result), time.time()))
         return
     from potluck.cluster.invitations.ledger import parse_duration
 

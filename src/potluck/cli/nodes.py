@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.placing import result_of
 from potluck.cli.tables import table
 
@@ -36,8 +36,7 @@ def show(
     if json:
         emit_json(result)
         return
-    for line in node_lines(result):
-        print(line)
+    print_lines(node_lines(result))
 
 
 @nodes.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ import msgspec
 from potluck.types.choices import OFF
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
     from potluck.local import LoadPlan, LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
     from potluck.types.document import Document
@@ -39,6 +41,21 @@ def emit_json(document: Document | dict[str, object]) -> None:
     print(json.dumps(built, ensure_ascii=ascii_only, indent=2, allow_nan=False))
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of data on stdout."""
+    for line in lines:
+        print(line)
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Return a progress bar on stderr that disappears at its end; only shown on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 @contextmanager
 def opened_model(
     name: str,
@@ -46,32 +63,34 @@ def opened_model(
     stages: int,
     context: int | None,
     threads: int | None,
-    isa: str | None,
     backend: str | None,
     allow_software: bool,
     quantization: Quantization | None,
     mmap: bool,
-    arithmetic: ArithmeticChoice,
-    packed_cache_bytes: int | None,
+    arithmetic: ArithmeticChoice | None,
     cache_tokens: int | None = None,
     states: int | None = None,
     default_states: int | None = None,
     draft: str = OFF,
 ) -> Iterator[Model]:
-    """Open a model with a progress bar (none when stderr is no terminal), close it at the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    """Open a model with a progress bar, close it at the end.
 
+    The settings apply where the options ``threads``, ``backend``, ``allow_software`` and
+    ``arithmetic`` are not given.
+    """
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+
+    from potluck.cli.options import resolve_arithmetic, resolve_backend, settings
     from potluck.local import Model
 
-    console = Console(stderr=True)
-    columns = (
+    chosen = settings()
+    backend, arithmetic = resolve_backend(backend), resolve_arithmetic(arithmetic)
+    bar = progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
     )
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task(f"loading {name}", total=None, start=True)
 
     def advance(progress: LoadProgress) -> None:
@@ -97,14 +116,14 @@ def opened_model(
             cache_tokens=cache_tokens,
             num_states=states,
             default_states=default_states,
-            num_threads=threads,
-            isa=isa,
+            num_threads=chosen.threads if threads is None else threads,
+            isa=chosen.isa,
             backend=backend,
-            allow_software=allow_software,
+            allow_software=allow_software or chosen.allow_software,
             quantization=quantization,
             mmap=mmap,
             arithmetic=arithmetic,
-            packed_cache_bytes=packed_cache_bytes,
+            packed_cache_bytes=chosen.packed_cache_bytes,
             draft=draft,
             on_progress=advance,
         )

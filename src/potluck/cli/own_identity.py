@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potluck.cli.addresses import DEFAULT_LAN_PORT, lan_address, require_ipv4
+from potluck.cli.addresses import DEFAULT_LAN_PORT, LOOPBACK, lan_address, require_ipv4
 from potluck.cli.output import note
 from potluck.errors import UsageError
 from potluck.host.child_environment import INVITATION_VARIABLE
@@ -157,4 +157,4 @@ def _names() -> tuple[str, ...]:
     try:
         return tuple(own_names(lan_address()))
     except UsageError:
-        return tuple(own_names("127.0.0.1"))
+        return tuple(own_names(LOOPBACK))

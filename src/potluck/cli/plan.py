@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
-from potluck.cli.output import emit_json
+from potluck.cli.output import emit_json, print_lines
 from potluck.cli.placing import deploy_params, layout_params, result_of
 from potluck.cli.plan_output import plan_lines
 from potluck.cli.spec_options import takes_settings
@@ -70,5 +70,4 @@ def plan(
         emit_json(result)
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in plan_lines(result, width):
-        print(line)
+    print_lines(plan_lines(result, width))

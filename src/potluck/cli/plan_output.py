@@ -269,13 +269,12 @@ def _more(plan: Mapping[str, Any], more: Mapping[str, Any], names: NodeNames) ->
 
 def _change(plan: Mapping[str, Any], other: Mapping[str, Any], names: NodeNames) -> str:
     """Describe how much better or worse another plan is, and its units."""
-    ours = plan["prediction"]
-    key, words = ("token_seconds", "per token")
-    text = f"{format_seconds(other[key])} {words}"
+    key = "token_seconds"
+    text = f"{format_seconds(other[key])} per token"
     if plan["objective"] == "throughput":
         key = "total_tokens_per_second"
         text = f"{format_number(other[key])} tokens/s together"
-    change = other[key] / ours[key] - 1
+    change = other[key] / plan["prediction"][key] - 1
     sign = "+" if change >= 0 else "-"
     stages = other["stages"]
     place = f"{len(stages)} units"

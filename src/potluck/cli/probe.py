@@ -25,7 +25,7 @@ from potluck.cli.options import (
     seconds_to_wait,
     settings,
 )
-from potluck.cli.output import emit_json
+from potluck.cli.output import emit_json, print_lines, progress_bar
 from potluck.cli.tables import not_tested_reason, table
 from potluck.probe.choose import choose_units
 from potluck.types.backend import DeviceKind
@@ -83,14 +83,13 @@ def probe(
 
         emit_json(probe_document(report, units, describe_node(report)))
         return
-    for line in report_lines(report, units):
-        print(line)
+    print_lines(report_lines(report, units))
 
 
 def probed(
     *,
-    requested: str | None,
-    allow_software: bool,
+    requested: str | None = None,
+    allow_software: bool = False,
     num_threads: int | None = None,
     is_measured: bool = False,
     retry: bool = False,
@@ -311,19 +310,14 @@ def _limited(report: ProbeReport, limit_bytes: int) -> ProbeReport:
 
 @contextmanager
 def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
-    """Show a progress bar for each unit that is measured, if stderr is a terminal."""
+    """Show a progress bar for each unit that is measured."""
     if not is_shown:
-        yield _ignore
+        yield lambda unit_id, done: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+    from rich.progress import BarColumn, TaskID, TextColumn
 
-    console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
-    columns = (TextColumn("measuring {task.description}"), BarColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with progress_bar(TextColumn("measuring {task.description}"), BarColumn()) as bar:
 
         def advance(unit_id: str, done: float) -> None:
             if unit_id not in tasks:
@@ -331,7 +325,3 @@ def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
             bar.update(tasks[unit_id], completed=done)
 
         yield advance
-
-
-def _ignore(unit_id: str, done: float) -> None:
-    pass

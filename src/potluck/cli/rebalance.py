@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.placing import node_names
 from potluck.cli.tables import table
 from potluck.cluster.agent.asking import ask
@@ -61,8 +61,7 @@ def rebalance(
         for index, deployment in enumerate(names.in_document(result["deployments"])):
             if index:
                 print()
-            for line in rebalance_lines(deployment):
-                print(line)
+            print_lines(rebalance_lines(deployment))
     if any(each["outcome"] == "failed" for each in result["deployments"]):
         raise typer.Exit(1)
 

@@ -25,8 +25,6 @@ from potluck.cli.options import (
     StagesOption,
     StatesOption,
     ThreadsOption,
-    resolve_arithmetic,
-    resolve_backend,
     resolve_draft,
     settings,
 )
@@ -213,15 +211,13 @@ def run(
         context=context if context is not None else chosen.context,
         states=states,
         default_states=chosen.states,
-        threads=threads if threads is not None else chosen.threads,
-        isa=chosen.isa,
-        backend=resolve_backend(backend),
-        allow_software=allow_software or chosen.allow_software,
+        threads=threads,
+        backend=backend,
+        allow_software=allow_software,
         quantization=quant.quantization,
         mmap=mmap,
-        arithmetic=resolve_arithmetic(arithmetic),
+        arithmetic=arithmetic,
         draft=resolve_draft(draft),
-        packed_cache_bytes=chosen.packed_cache_bytes,
     ) as opened:
         load_seconds = time.perf_counter() - started
         if stages > 1:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,7 @@ from potluck.cli.options import (
 from potluck.cli.output import log_events, note
 from potluck.cli.own_identity import join_identity, join_options
 from potluck.cli.process_end import skip_finalization
+from potluck.cli.spec_options import declare_parameters
 from potluck.errors import UsageError
 from potluck.host.child_environment import SECRET_VARIABLE
 
@@ -103,7 +105,20 @@ def invitation(
         yield f"the secret is in {secret_file} (--show-secret prints it here)"
 
 
-def up(
+class AgentTask(Protocol):
+    """A task that accompanies an agent, from after its start until it ends."""
+
+    async def begin(self, agent: Agent) -> None:
+        """Return when the agent can be said to be ready. Cancelled if it ends before that."""
+        ...
+
+    async def end(self, agent: Agent) -> None:
+        """Undo what was begun; clients are served no more, and the agent still runs."""
+        ...
+
+
+def run_agent(
+    *,
     lan: Annotated[
         bool, typer.Option("--lan", help="Let other machines on the network join.")
     ] = False,
@@ -169,74 +184,9 @@ def up(
     allow_software: AllowSoftwareOption = False,
     no_store: NoStoreOption = False,
     state: StateOption = None,
-) -> None:
-    """Start this node's agent and print the address of its HTTP API.
-
-    Ctrl-C or potluck down stops it; a second Ctrl-C exits immediately without draining.
-    """
-    run_agent(
-        lan=lan,
-        join=join,
-        listen=listen,
-        secret_file=secret_file,
-        show_secret=show_secret,
-        http=http,
-        no_http=no_http,
-        api_key_file=api_key_file,
-        tls=tls,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        cors_origin=cors_origin,
-        drop_system_line=drop_system_line,
-        strict_tools=strict_tools,
-        new_node_id=new_node_id,
-        memory_limit=memory_limit,
-        threads=threads,
-        backend=backend,
-        allow_software=allow_software,
-        no_store=no_store,
-        state=state,
-    )
-
-
-class AgentTask(Protocol):
-    """A task that accompanies an agent, from after its start until it ends."""
-
-    async def begin(self, agent: Agent) -> None:
-        """Return when the agent can be said to be ready. Cancelled if it ends before that."""
-        ...
-
-    async def end(self, agent: Agent) -> None:
-        """Undo what was begun; clients are served no more, and the agent still runs."""
-        ...
-
-
-def run_agent(
-    *,
-    lan: bool,
-    join: Sequence[str] | None,
-    listen: str | None,
-    secret_file: Path | None,
-    show_secret: bool,
-    http: str,
-    no_http: bool,
-    api_key_file: Path | None,
-    tls: str | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    cors_origin: Sequence[str] | None,
-    drop_system_line: Sequence[str] | None,
-    strict_tools: bool,
-    new_node_id: bool,
-    memory_limit: str | None,
-    threads: int | None,
-    backend: str | None,
-    allow_software: bool,
-    no_store: bool,
-    state: Path | None,
     task: AgentTask | None = None,
 ) -> None:
-    """Run this node's agent until it is to end; the other arguments are the options of ``up``."""
+    """Run this node's agent until it is to end; all but ``task`` are the options of ``up``."""
     from potluck.cluster.agent.config import AgentConfig
     from potluck.cluster.agent.descriptors import raise_descriptor_limit
     from potluck.host.allocator import limit_arenas
@@ -311,6 +261,18 @@ def run_agent(
         # Its members are found by multicast alone, which may not pass.
         is_searching = is_multicast and credentials.secret is not None and not credentials.is_own
         asyncio.run(_run(config, directory, clients, invite, task, is_searching=is_searching))
+
+
+def up(**options: Any) -> None:
+    """Start this node's agent and print the address of its HTTP API.
+
+    Ctrl-C or potluck down stops it; a second Ctrl-C exits immediately without draining.
+    """
+    run_agent(**options)
+
+
+_RUN_PARAMETERS = inspect.signature(run_agent, eval_str=True).parameters
+declare_parameters(up, [each for each in _RUN_PARAMETERS.values() if each.name != "task"])
 
 
 async def _run(

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
     SilentNode,
-    chosen_python,
-    gather_hosts,
-    named_host,
-    this_host,
-    with_python,
+    chosen_hosts,
+    silent_lines,
 )
 from potluck.cli.wheel_plan import plan
 from potluck.errors import UsageError, WheelDownloadError, WheelFileError
@@ -72,12 +69,7 @@ def check(
             "--host and --cluster cannot be used together",
             hint="run the check for the cluster and for other hosts separately",
         )
-    if cluster:
-        hosts, silent = gather_hosts(state_directory(state))
-    else:
-        hosts, silent = [named_host(each) for each in host or ()] or [this_host()], []
-    if python:
-        hosts = with_python(hosts, chosen_python(python))
+    hosts, silent = chosen_hosts(host, python, state_directory(state) if cluster else None)
     raise typer.Exit(check_on(hosts, wheels, silent=silent, as_json=json, is_short=short))
 
 
@@ -117,10 +109,8 @@ def check_on(
         reports = [each for group in groups for each in group]
         emit_json(wheel_document(reports, hosts, silent, releases))
     else:
-        for line in (*_lines(groups, is_short=is_short), *map(release_line, releases)):
-            print(line)
-        for node in silent:
-            print(f"node {node.node_id} did not describe its host: {node.problem}")
+        print_lines((*_lines(groups, is_short=is_short), *map(release_line, releases)))
+        print_lines(silent_lines(silent))
     return 0 if is_good else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,6 +53,31 @@ class SilentNode:
     problem: str
 
 
+def silent_lines(silent: Iterable[SilentNode]) -> Iterator[str]:
+    """Yield a line for each node that did not describe its host."""
+    for node in silent:
+        yield f"node {node.node_id} did not describe its host: {node.problem}"
+
+
+def chosen_hosts(
+    names: Sequence[str] | None, python: str, cluster: StateDirectory | None
+) -> tuple[list[Host], list[SilentNode]]:
+    """Return the hosts of ``cluster``, or those of ``--host``, by default this one; and the nodes
+    without one.
+
+    ``python`` is the value of ``--python``. Raises ``UsageError``.
+    """
+    hosts, silent = [_named_host(each) for each in names or ()], list[SilentNode]()
+    if cluster is not None:
+        hosts, silent = gather_hosts(cluster)
+    elif not hosts:
+        hosts = [_this_host()]
+    if python:
+        chosen = _chosen_python(python)
+        hosts = [replace(each, python=chosen) for each in hosts]
+    return hosts, silent
+
+
 def gather_hosts(state: StateDirectory) -> tuple[list[Host], list[SilentNode]]:
     """Return the host of every node of the cluster, sorted by name, and the nodes without one.
 
@@ -96,7 +121,7 @@ def _host(answer: HostAnswer) -> Host:
     return read_host(document)
 
 
-def chosen_python(text: str) -> HostPython:
+def _chosen_python(text: str) -> HostPython:
     """Return the CPython that an option names. Raises ``UsageError`` for what is no version."""
     from potluck.portability.hosts.host import HostPython
 
@@ -112,12 +137,7 @@ def chosen_python(text: str) -> HostPython:
     )
 
 
-def with_python(hosts: Iterable[Host], python: HostPython) -> list[Host]:
-    """Return the hosts with this Python instead of their own."""
-    return [replace(each, python=python) for each in hosts]
-
-
-def named_host(text: str) -> Host:
+def _named_host(text: str) -> Host:
     """Return the host in a file, or one that comes with Potluck. Raises ``UsageError``."""
     from potluck.portability.hosts.document import read_host_file
     from potluck.portability.hosts.shipped import load_shipped_host
@@ -129,7 +149,7 @@ def named_host(text: str) -> Host:
         raise UsageError(f"--host {text}: {error.message}", hint=error.hint) from None
 
 
-def this_host() -> Host:
+def _this_host() -> Host:
     """Return the description of this machine."""
     from potluck.portability.hosts.installed import describe_host
 

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
     SilentNode,
-    chosen_python,
-    gather_hosts,
-    named_host,
-    this_host,
-    with_python,
+    chosen_hosts,
+    silent_lines,
 )
 from potluck.errors import UsageError
 
@@ -96,12 +93,7 @@ def plan(
         texts += read_requirements_file(path)
     if not texts:
         raise UsageError("no REQUIREMENT was given", hint="give a package, or a file with -r")
-    if cluster:
-        hosts, silent = gather_hosts(state_directory(state))
-    else:
-        hosts, silent = [named_host(each) for each in host or ()] or [this_host()], []
-    if python:
-        hosts = with_python(hosts, chosen_python(python))
+    hosts, silent = chosen_hosts(host, python, state_directory(state) if cluster else None)
     raise typer.Exit(
         plan_for(
             hosts,
@@ -163,8 +155,6 @@ def plan_for(
     if as_json:
         emit_json(plan_document(found, planner.targets, texts, silent, looked_up))
     else:
-        for line in plan_lines(found, planner.targets):
-            print(line)
-        for node in silent:
-            print(f"node {node.node_id} did not describe its host: {node.problem}")
+        print_lines(plan_lines(found, planner.targets))
+        print_lines(silent_lines(silent))
     return 0 if found.is_possible and not silent else 1

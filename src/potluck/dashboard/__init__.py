@@ -4,6 +4,4 @@ The page is plain ES modules and CSS in ``static``; there is no build step. What
 the HTTP API. The packages in ``static/vendor`` are put there by ``tools/vendor_page.py``.
 """
 
-from potluck.dashboard.assets import INDEX, Asset, assets
-
-__all__ = ["INDEX", "Asset", "assets"]
+__all__ = ["assets"]

@@ -10,8 +10,6 @@ from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-INDEX = "index.html"
-
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",

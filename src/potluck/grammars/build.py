@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from potluck.errors import ParameterError
 
@@ -85,7 +85,8 @@ def json_schema(schema: Mapping[str, object] | bool) -> str:
         document = {**bounded, "x-guidance": _JSON_OPTIONS}
     except RecursionError as error:
         raise ParameterError("schema", "the JSON schema is nested too deeply") from error
-    return _dump({"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}, (_BODY, document))
+    start = {"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}
+    return _dump(start, {"name": _BODY, "json_schema": document})
 
 
 def json_object() -> str:
@@ -98,8 +99,7 @@ def regex(pattern: str) -> str:
 
     The syntax is that of Rust's ``regex``, which supports neither look-around nor back-references.
     """
-    escaped = re.sub(r"\\.|/", _escaped_slash, pattern, flags=re.DOTALL).replace("\n", "\\n")
-    return lark(f"start: /{escaped}/\n")
+    return lark(f"start: {lark_pattern(pattern)}\n")
 
 
 def choice(texts: Sequence[str]) -> str:
@@ -153,12 +153,18 @@ def combined(source: str, parts: Mapping[str, str]) -> str:
         names = {each["name"]: prefix + each["name"] for each in inner[1:]}
         names[inner[0]["name"]] = name
         grammars += [_renamed(each, names) for each in inner]
-    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+    return _dump(*grammars)
 
 
 def literal(text: str) -> str:
     """Return ``text`` as a literal in a Lark source."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def lark_pattern(pattern: str) -> str:
+    """Return a regular expression as a terminal in a Lark source."""
+    escaped = re.sub(r"\\.|/", _escaped_slash, pattern, flags=re.DOTALL).replace("\n", "\\n")
+    return f"/{escaped}/"
 
 
 def control_token(text: str) -> str:
@@ -170,17 +176,28 @@ def control_token(text: str) -> str:
     return text if _NAMED.fullmatch(text) else f"<|{text}|>"
 
 
-def _with_bounds(schema: Mapping[str, object]) -> dict[str, object]:
-    bounded: dict[str, object] = {}
+def _mapped(
+    schema: Mapping[str, object], change: Callable[[Mapping[str, object]], object]
+) -> dict[str, object]:
+    """Return ``schema`` with ``change`` applied to each schema that it contains directly."""
+    mapped: dict[str, object] = {}
     for key, value in schema.items():
         if key in _SCHEMA_MAP_KEYS and isinstance(value, Mapping):
-            bounded[key] = {name: _bounded(each) for name, each in value.items()}
+            mapped[key] = {
+                name: change(each) if isinstance(each, Mapping) else each
+                for name, each in value.items()
+            }
         elif key in _SCHEMA_LIST_KEYS and isinstance(value, list):
-            bounded[key] = [_bounded(each) for each in value]
-        elif key in _SCHEMA_KEYS:
-            bounded[key] = _bounded(value)
+            mapped[key] = [change(each) if isinstance(each, Mapping) else each for each in value]
+        elif key in _SCHEMA_KEYS and isinstance(value, Mapping):
+            mapped[key] = change(value)
         else:
-            bounded[key] = value
+            mapped[key] = value
+    return mapped
+
+
+def _with_bounds(schema: Mapping[str, object]) -> dict[str, object]:
+    bounded = _mapped(schema, _with_bounds)
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
     if "integer" in types and "number" not in types:
@@ -189,10 +206,6 @@ def _with_bounds(schema: Mapping[str, object]) -> dict[str, object]:
         if "maximum" not in schema and "exclusiveMaximum" not in schema:
             bounded["maximum"] = _MAX_INTEGER
     return bounded
-
-
-def _bounded(schema: object) -> object:
-    return _with_bounds(schema) if isinstance(schema, Mapping) else schema
 
 
 def _is_composed(value: object) -> bool:
@@ -212,16 +225,7 @@ def _closed(schema: Mapping[str, object]) -> dict[str, object]:
     JSON schema allows additional properties by default, and a small model that may write them
     hardly ever ends. llama.cpp and vLLM interpret schemas in the same way.
     """
-    closed: dict[str, object] = {}
-    for key, value in schema.items():
-        if key in _SCHEMA_MAP_KEYS and isinstance(value, Mapping):
-            closed[key] = {name: _closed_value(each) for name, each in value.items()}
-        elif key in _SCHEMA_LIST_KEYS and isinstance(value, list):
-            closed[key] = [_closed_value(each) for each in value]
-        elif key in _SCHEMA_KEYS:
-            closed[key] = _closed_value(value)
-        else:
-            closed[key] = value
+    closed = _mapped(schema, _closed)
     properties, required = schema.get("properties"), schema.get("required", [])
     if (
         isinstance(properties, Mapping)
@@ -231,10 +235,6 @@ def _closed(schema: Mapping[str, object]) -> dict[str, object]:
     ):
         closed["additionalProperties"] = False
     return closed
-
-
-def _closed_value(schema: object) -> object:
-    return _closed(schema) if isinstance(schema, Mapping) else schema
 
 
 def require_own_form(grammar: str, parameter: str = "grammar") -> None:
@@ -264,7 +264,5 @@ def _escaped_slash(match: re.Match[str]) -> str:
     return "\\/" if match[0] == "/" else match[0]
 
 
-def _dump(start: Mapping[str, object], *schemas: tuple[str, Mapping[str, object]]) -> str:
-    others = [{"name": name, "json_schema": schema} for name, schema in schemas]
-    document = {"grammars": [start, *others]}
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+def _dump(*grammars: Mapping[str, object]) -> str:
+    return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))

@@ -14,26 +14,10 @@ if TYPE_CHECKING:
     import llguidance
     from numpy.typing import NDArray
 
-    from potluck.types.text import Tokenizer, TokenList
+    from potluck.types.text import TokenList
 
 _MAX_TOKEN_BYTES = 1000
 """llguidance's trie has room for paths of 1,024 bytes. Longer tokens are never allowed."""
-
-
-def list_tokens(tokenizer: Tokenizer) -> TokenList:
-    """Return the token list of ``tokenizer``."""
-    from potluck.types.text import TokenList
-
-    control = {}
-    for text in tokenizer.special_tokens:
-        tokens = tokenizer.encode(text, add_bos=False, parse_special=True)
-        if len(tokens) == 1:
-            control[tokens[0]] = text
-    return TokenList(
-        data=[tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)],
-        control=control,
-        end_tokens=tokenizer.eos_token_ids,
-    )
 
 
 class Vocabulary:

@@ -188,7 +188,9 @@ class Model:
         for name, number in counts.items():
             if number is not None:
                 require_number(name, number)
-        if problem := threads_problem(num_threads, own_usable_cores()):
+        # With a draft model, its own opening warns.
+        problem = threads_problem(num_threads, own_usable_cores())
+        if problem and not names_model(draft):
             _log.warning("%s", problem)
         with ExitStack() as on_failure:
             description = describe_model(model)

@@ -38,6 +38,16 @@ def build_byte_level(
     return model
 
 
+def build_ranked(ids: Mapping[str, int], pre_tokenizer: BytePreTokenizer) -> tokenizers.Tokenizer:
+    """Build a byte-level BPE model whose merges follow from the order of ids, as in tiktoken.
+
+    With ``ignores_merges``, a word that is a token becomes that token; in other words, the
+    neighbours whose joined bytes have the lowest id are merged first.
+    """
+    scores = {piece: -float(token) for piece, token in ids.items()}
+    return build_byte_level(ids, merges_from_scores(scores), pre_tokenizer)
+
+
 def build_sentence_piece(
     vocabulary: Mapping[str, int],
     merges: Iterable[tuple[str, str]],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
@@ -20,6 +20,9 @@ from potluck.text.pieces import Notation, PieceType, is_utf8, piece_bytes
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
 from potluck.types.text import TokenList
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _NO_TOKEN = (-1, 2**32 - 1)
 """Values for "no such token": ``LLAMA_TOKEN_NULL`` of llama.cpp, as i32 and as u32."""
@@ -227,17 +230,11 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
     vocabulary = _Vocabulary.read(fields)
     adds_bos = fields.flag("add_bos_token", pre_tokenizer.adds_bos)
     merges = [_split_merge(merge, fields) for merge in fields.strings("merges")]
-    return TextTokenizer(
-        model=build_byte_level(vocabulary.pieces(), merges, pre_tokenizer),
-        added=vocabulary.added,
-        notation=Notation.BYTE_LEVEL,
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
-        vocab_size=len(vocabulary.tokens),
-        bytes_only=vocabulary.bytes_only(Notation.BYTE_LEVEL),
-        boundaries=vocabulary.boundaries(
-            adds_bos=adds_bos, adds_eos=fields.flag("add_eos_token", False)
-        ),
+    return vocabulary.tokenizer(
+        build_byte_level(vocabulary.pieces(), merges, pre_tokenizer),
+        Notation.BYTE_LEVEL,
+        adds_bos=adds_bos,
+        adds_eos=fields.flag("add_eos_token", False),
     )
 
 
@@ -263,34 +260,23 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
     pieces = vocabulary.pieces()
     if unknown is not None:
         pieces[unknown] = vocabulary.tokens.index(unknown)
-    return TextTokenizer(
-        model=build_sentence_piece(pieces, merges_from_scores(mergeable), unknown),
-        added=vocabulary.added,
-        notation=Notation.SENTENCE_PIECE,
-        prefix_space=PrefixSpace.EACH if prefixed else PrefixSpace.NEVER,
-        strips_prefix_space=prefixed,
-        vocab_size=len(vocabulary.tokens),
-        bytes_only=vocabulary.bytes_only(Notation.SENTENCE_PIECE),
-        boundaries=vocabulary.boundaries(
-            adds_bos=fields.flag("add_bos_token", True),
-            adds_eos=fields.flag("add_eos_token", False),
-        ),
+    return vocabulary.tokenizer(
+        build_sentence_piece(pieces, merges_from_scores(mergeable), unknown),
+        Notation.SENTENCE_PIECE,
+        adds_bos=fields.flag("add_bos_token", True),
+        adds_eos=fields.flag("add_eos_token", False),
+        is_prefixed=prefixed,
     )
 
 
 def _gemma(fields: _Fields) -> TextTokenizer:
     vocabulary = _Vocabulary.read(fields)
     merges = [_split_merge(merge, fields) for merge in fields.array("merges")]
-    return TextTokenizer(
-        model=build_sentence_piece(vocabulary.pieces(), merges, None),
-        added=vocabulary.added,
-        notation=Notation.SENTENCE_PIECE,
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
-        vocab_size=len(vocabulary.tokens),
-        bytes_only=vocabulary.bytes_only(Notation.SENTENCE_PIECE),
-        # llama.cpp also treats a false value in the file as a mistake.
-        boundaries=vocabulary.boundaries(adds_bos=True, adds_eos=False),
+    return vocabulary.tokenizer(
+        build_sentence_piece(vocabulary.pieces(), merges, None),
+        Notation.SENTENCE_PIECE,
+        adds_bos=True,  # llama.cpp also treats a false value in the file as a mistake.
+        adds_eos=False,
     )
 
 
@@ -360,22 +346,35 @@ class _Vocabulary:
             if token not in added and is_utf8(text)
         }
 
-    def bytes_only(self, notation: Notation) -> dict[int, bytes]:
-        """Return the bytes of tokens that are neither UTF-8 nor control tokens, by id."""
+    def tokenizer(
+        self,
+        model: tokenizers.Tokenizer,
+        notation: Notation,
+        *,
+        adds_bos: bool,
+        adds_eos: bool,
+        is_prefixed: bool = False,
+    ) -> TextTokenizer:
+        """Return the tokenizer with ``model``; a space is put before texts if ``is_prefixed``."""
         added = {token.token for token in self.added}
-        return {
-            token: piece_bytes(text, notation)
-            for token, text in enumerate(self.tokens)
-            if token not in added and not is_utf8(text)
-        }
-
-    def boundaries(self, *, adds_bos: bool, adds_eos: bool) -> Boundaries:
-        """Return how a text begins and ends."""
-        return Boundaries(
-            bos_token_id=self.bos,
-            bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
-            eos_token_ids=self.eos,
-            closing_tokens=() if self.named_eos is None or not adds_eos else (self.named_eos,),
+        return TextTokenizer(
+            model=model,
+            added=self.added,
+            notation=notation,
+            prefix_space=PrefixSpace.EACH if is_prefixed else PrefixSpace.NEVER,
+            strips_prefix_space=is_prefixed,
+            vocab_size=len(self.tokens),
+            bytes_only={
+                token: piece_bytes(text, notation)
+                for token, text in enumerate(self.tokens)
+                if token not in added and not is_utf8(text)
+            },
+            boundaries=Boundaries(
+                bos_token_id=self.bos,
+                bos_tokens=() if self.bos is None or not adds_bos else (self.bos,),
+                eos_token_ids=self.eos,
+                closing_tokens=() if self.named_eos is None or not adds_eos else (self.named_eos,),
+            ),
         )
 
 

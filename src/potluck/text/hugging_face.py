@@ -21,9 +21,9 @@ from potluck.text.chat import ChatTemplate
 from potluck.text.mistral_template import mistral_template
 from potluck.text.model_directory import ModelDirectory, read_text
 from potluck.text.pieces import Notation
-from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
+from potluck.text.pre_tokenizers import BytePreTokenizer
 from potluck.text.sentence_piece import read_sentence_piece
-from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
+from potluck.text.tokenizer import Boundaries, TextTokenizer
 from potluck.text.tokenizer_json import (
     PieceList,
     TokenParts,
@@ -34,6 +34,7 @@ from potluck.text.tokenizer_json import (
 from potluck.text.vendor_tokenizers import (
     SENTENCE_PIECE_FILE,
     piece_texts,
+    pre_tokenizer_of,
     read_pieces,
     read_ranks,
     read_sentence_piece_vocabulary,
@@ -177,18 +178,8 @@ def _no_tokenizer(directory: Path) -> UnsupportedModelError:
     )
 
 
-def _byte_level_pre_tokenizer(files: ModelDirectory) -> str:
-    tokenizer_class = files.config.get("tokenizer_class")
-    pre_tokenizer = _BYTE_LEVEL_CLASSES.get(str(tokenizer_class))
-    if pre_tokenizer is None:
-        raise UnsupportedModelError(
-            f"{files.path} has vocab.json and merges.txt for the unsupported class "
-            f"{tokenizer_class}",
-            missing=("tokenizer.json",),
-            hint="create tokenizer.json by loading and saving the tokenizer with a recent "
-            "version of transformers",
-        )
-    return pre_tokenizer
+def _byte_level_pre_tokenizer(files: ModelDirectory) -> BytePreTokenizer:
+    return pre_tokenizer_of(files, _BYTE_LEVEL_CLASSES, "vocab.json and merges.txt")
 
 
 def _read_vocabulary(files: ModelDirectory) -> tuple[TokenParts, int]:
@@ -199,8 +190,6 @@ def _read_vocabulary(files: ModelDirectory) -> tuple[TokenParts, int]:
     parts = TokenParts(
         model=pieces,
         added={token: {"content": text} for text, token in added.items()},
-        leading=(),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
     )
     return parts, pieces.size
@@ -214,13 +203,9 @@ def _read_vocabulary_and_merges(files: ModelDirectory) -> VocabularyParts:
     merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
     added = files.json("added_tokens.json")
     return VocabularyParts(
-        model=build_byte_level(vocabulary, merges, BYTE_PRE_TOKENIZERS[pre_tokenizer]),
+        model=build_byte_level(vocabulary, merges, pre_tokenizer),
         added={token: {"content": text} for text, token in added.items()},
-        leading=(),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
     )
 
 

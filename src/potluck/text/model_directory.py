@@ -9,6 +9,10 @@ from typing import Any
 
 from potluck.errors import ModelFileError
 
+MAX_VOCABULARY_BYTES = 64 * 1024 * 1024
+"""Maximum size of a file with a vocabulary. Mistral's have 15 to 20 MiB, Gemma's, with 262,144
+pieces, has 4.5 MiB, and Kimi K2's 2.8 MB."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDirectory:
@@ -32,6 +36,17 @@ class ModelDirectory:
     def json(self, name: str) -> dict[str, Any]:
         """Return the JSON object in a file. Raises ``ModelFileError`` if it is damaged."""
         return _read_json(self.path / name)
+
+
+def read_vocabulary(path: Path, kind: str = "tokenizer file") -> bytes:
+    """Return the contents of a file with a vocabulary.
+
+    Raises ``ModelFileError``, which calls it a ``kind``, if it is too large.
+    """
+    size = path.stat().st_size
+    if size > MAX_VOCABULARY_BYTES:
+        raise ModelFileError(str(path), f"{size} bytes exceed the size limit of a {kind}")
+    return path.read_bytes()
 
 
 def read_text(path: Path) -> str | None:

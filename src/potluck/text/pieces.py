@@ -55,6 +55,12 @@ def _byte_alphabet() -> tuple[str, ...]:
 BYTE_ALPHABET = _byte_alphabet()
 """The character for each byte in the byte-level encoding."""
 
+
+def byte_level(data: bytes) -> str:
+    """Return bytes in the byte-level encoding."""
+    return "".join([BYTE_ALPHABET[byte] for byte in data])
+
+
 _BYTE_OF = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
 
 

@@ -185,25 +185,17 @@ def _end_of_last(mark: str, text: str) -> int:
     return -1 if index < 0 else index + len(mark)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sign:
-    """A format, and texts that identify it: its templates contain all of them."""
-
-    texts: tuple[str, ...]
-    reasoning: ReasoningFormat
-
-
 def _tagged(name: str, *, prefix: str = "think", **options: Any) -> ReasoningFormat:
     return ReasoningFormat(
         name=name, open_texts=(f"<{prefix}>",), close_text=f"</{prefix}>", **options
     )
 
 
-_SIGNS = (
+_SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
     # gpt-oss (harmony). A message of the commentary channel without a recipient is for the user.
-    _Sign(
-        texts=("<|channel|>analysis",),
-        reasoning=ReasoningFormat(
+    (
+        ("<|channel|>analysis",),
+        ReasoningFormat(
             name="harmony",
             open_texts=(
                 "<|channel|>analysis<|message|>",
@@ -221,9 +213,9 @@ _SIGNS = (
         ),
     ),
     # Muse: a message to itself.
-    _Sign(
-        texts=("to=self<|message|>",),
-        reasoning=ReasoningFormat(
+    (
+        ("to=self<|message|>",),
+        ReasoningFormat(
             name="to-self",
             open_texts=(" to=self<|message|>", "<|start|>assistant to=self<|message|>"),
             close_text="<|eom|>",
@@ -233,9 +225,9 @@ _SIGNS = (
         ),
     ),
     # Kimi K3 writes its tags through a macro.
-    _Sign(
-        texts=("'<|open|>'", "open_tag('think'"),
-        reasoning=ReasoningFormat(
+    (
+        ("'<|open|>'", "open_tag('think'"),
+        ReasoningFormat(
             name="kimi-k3",
             open_texts=("<|open|>think<|sep|>",),
             close_text="<|close|>think<|sep|>",
@@ -244,9 +236,9 @@ _SIGNS = (
         ),
     ),
     # Gemma 4.
-    _Sign(
-        texts=("<|channel>", "<channel|>"),
-        reasoning=ReasoningFormat(
+    (
+        ("<|channel>", "<channel|>"),
+        ReasoningFormat(
             name="gemma-4",
             open_texts=("<|channel>thought",),
             close_text="<channel|>",
@@ -255,9 +247,9 @@ _SIGNS = (
     ),
     # Command A and R7B. Models without reasoning mark the answer all the same.
     *(
-        _Sign(
-            texts=(text,),
-            reasoning=ReasoningFormat(
+        (
+            (text,),
+            ReasoningFormat(
                 name="command",
                 open_texts=("<|START_THINKING|>",),
                 close_text="<|END_THINKING|>",
@@ -268,16 +260,16 @@ _SIGNS = (
         for text in ("<|END_THINKING|>", "<|END_RESPONSE|>")
     ),
     # Magistral and Ministral 3.
-    _Sign(
-        texts=("[/THINK]",),
-        reasoning=ReasoningFormat(
+    (
+        ("[/THINK]",),
+        ReasoningFormat(
             name="mistral", open_texts=("[THINK]",), close_text="[/THINK]", may_recur=True
         ),
     ),
     # Apertus.
-    _Sign(
-        texts=("<|inner_suffix|>",),
-        reasoning=ReasoningFormat(
+    (
+        ("<|inner_suffix|>",),
+        ReasoningFormat(
             name="apertus",
             open_texts=("<|inner_prefix|>",),
             close_text="<|inner_suffix|>",
@@ -285,39 +277,38 @@ _SIGNS = (
         ),
     ),
     # Granite 3.2 uses words instead of tags.
-    _Sign(
-        texts=("Here is my thought process:", "Here is my response:"),
-        reasoning=ReasoningFormat(
+    (
+        ("Here is my thought process:", "Here is my response:"),
+        ReasoningFormat(
             name="granite-3.2",
             open_texts=("Here is my thought process:", "Here's my thought process:"),
             close_text="Here is my response:",
         ),
     ),
     # MiniMax M2, whose templates write tool results between <response> tags.
-    _Sign(texts=("</think>", "<minimax:tool_call>"), reasoning=_tagged("think")),
+    (("</think>", "<minimax:tool_call>"), _tagged("think")),
     # Granite 3.3 and ERNIE 4.5.
-    _Sign(
-        texts=("</think>", "</response>"),
-        reasoning=_tagged(
+    (
+        ("</think>", "</response>"),
+        _tagged(
             "think-response",
             answer_open_texts=("<response>",),
             answer_close_texts=("</response>",),
         ),
     ),
     # Hunyuan.
-    _Sign(
-        texts=("</think>", "</answer>"),
-        reasoning=_tagged(
-            "think-answer", answer_open_texts=("<answer>",), answer_close_texts=("</answer>",)
-        ),
+    (
+        ("</think>", "</answer>"),
+        _tagged("think-answer", answer_open_texts=("<answer>",), answer_close_texts=("</answer>",)),
     ),
-    _Sign(texts=("</seed:think>",), reasoning=_tagged("seed", prefix="seed:think")),
-    _Sign(texts=("</mm:think>",), reasoning=_tagged("minimax", prefix="mm:think")),
+    (("</seed:think>",), _tagged("seed", prefix="seed:think")),
+    (("</mm:think>",), _tagged("minimax", prefix="mm:think")),
     # EXAONE Deep.
-    _Sign(texts=("</thought>",), reasoning=_tagged("thought", prefix="thought")),
+    (("</thought>",), _tagged("thought", prefix="thought")),
     # DeepSeek R1 and V3, Qwen 3, GLM 4, Kimi K2, MiniMax M2, Nemotron, SmolLM3, EXAONE 4 …
-    _Sign(texts=("</think>",), reasoning=_tagged("think")),
+    (("</think>",), _tagged("think")),
 )
+"""Texts that identify a format: its templates contain all of them. The first match is used."""
 
 
 _SWITCHES: Mapping[str, tuple[object, object]] = {
@@ -347,7 +338,7 @@ def reasoning_format(template_source: str) -> ReasoningFormat | None:
     A template can contain the marks even though the model never reasons; an output without them is
     all answer.
     """
-    for sign in _SIGNS:
-        if all(text in template_source for text in sign.texts):
-            return sign.reasoning
+    for texts, reasoning in _SIGNS:
+        if all(text in template_source for text in texts):
+            return reasoning
     return None

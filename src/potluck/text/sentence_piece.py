@@ -22,14 +22,12 @@ import numpy as np
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.bpe import build_sentence_piece, merges_from_scores
+from potluck.text.model_directory import read_vocabulary
 from potluck.text.pieces import SPACE_MARK, PieceType
 
 if TYPE_CHECKING:
     import tokenizers
 
-
-MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Maximum file size. Gemma's, with 262,144 pieces, has 4.5 MiB."""
 
 _UNIGRAM, _BPE = 1, 2
 _KINDS = {3: "words", 4: "characters"}
@@ -170,12 +168,7 @@ def read_sentence_piece(path: Path) -> SentencePieceModel:
     Raises ``ModelFileError`` if it is damaged and ``UnsupportedModelError`` if it preprocesses or
     segments text in an unsupported way.
     """
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ModelFileError(
-            str(path), f"{size} bytes exceed the size limit of a SentencePiece model"
-        )
-    data = path.read_bytes()
+    data = read_vocabulary(path, "SentencePiece model")
     if _TIKTOKEN_LINE.match(data):
         raise UnsupportedModelError(
             f"{path} is a tiktoken vocabulary, not a SentencePiece model",

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from potluck.errors import ModelFileError
-from potluck.text.bpe import build_byte_level, merges_from_scores
-from potluck.text.pieces import BYTE_ALPHABET
+from potluck.text.bpe import build_ranked
+from potluck.text.model_directory import read_vocabulary
+from potluck.text.pieces import byte_level
 from potluck.text.pre_tokenizers import BytePreTokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
 TEKKEN_FILE = "tekken.json"
-MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Maximum file size. Files in use have 15 to 20 MiB."""
 
 BOS, EOS, UNKNOWN, PADDING = "<s>", "</s>", "<unk>", "<pad>"
 _OLD_SPECIAL_TOKENS = (
@@ -79,12 +78,9 @@ class Tekken:
 
 def read_tekken(path: Path) -> Tekken:
     """Read a ``tekken.json``. Raises ``ModelFileError`` if it is damaged."""
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ModelFileError(str(path), f"{size} bytes exceed the size limit of a tokenizer file")
+    data = read_vocabulary(path)
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=_Document)
-        return _checked(document)
+        return _checked(msgspec.json.decode(data, type=_Document))
     except (ValueError, msgspec.DecodeError) as error:
         raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
 
@@ -92,15 +88,11 @@ def read_tekken(path: Path) -> Tekken:
 def build_model(tekken: Tekken) -> tokenizers.Tokenizer:
     """Return the library's tokenizer, without special tokens.
 
-    As in tiktoken, a word that is a token becomes that token; in other words, the neighbours whose
-    joined bytes have the lowest rank are merged first. Raises ``ValueError`` for an invalid
-    pattern.
+    Raises ``ValueError`` for an invalid pattern.
     """
-    scores = {piece: -float(rank) for rank, piece in enumerate(tekken.pieces)}
     words = BytePreTokenizer(splits=(tekken.pattern,), ignores_merges=True)
-    merges = merges_from_scores(scores)
     try:
-        return build_byte_level(tekken.piece_ids(), merges, words)
+        return build_ranked(tekken.piece_ids(), words)
     except Exception as error:  # the library raises no more specific exception
         raise ValueError(f"the library rejects it: {error}") from error
 
@@ -124,7 +116,7 @@ def _checked(document: _Document) -> Tekken:
         if token.rank != rank:
             raise ValueError(f"the token at {rank} has the rank {token.rank}")
         data = base64.b64decode(token.token_bytes, validate=True)
-        pieces.append("".join([BYTE_ALPHABET[byte] for byte in data]))
+        pieces.append(byte_level(data))
     if len({*pieces}) < num_pieces or len({*named}) < len(named):
         raise ValueError("it contains a duplicate token")
     return Tekken(

@@ -47,9 +47,9 @@ class TokenParts:
 
     model: Pieces
     added: dict[int, dict[str, Any]]
-    leading: tuple[int, ...]
-    trailing: tuple[int, ...]
     notation: Notation
+    leading: tuple[int, ...] = ()
+    trailing: tuple[int, ...] = ()
     eos: int | None = None
 
     def find(self, text: str) -> int | None:
@@ -70,8 +70,8 @@ class VocabularyParts(TokenParts):
     """
 
     model: tokenizers.Tokenizer
-    prefix_space: PrefixSpace
-    strips_prefix_space: bool
+    prefix_space: PrefixSpace = PrefixSpace.NEVER
+    strips_prefix_space: bool = False
     unknown: int | None = None
     normalize: Callable[[str], str] | None = None
 
@@ -145,8 +145,8 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
             token.id: {"content": token.content, "special": token.special}
             for token in document.added_tokens or ()
         },
-        leading=_leading_tokens(document.post_processor or {}),
-        trailing=_trailing_tokens(document.post_processor or {}),
+        leading=_tokens_around(document.post_processor or {}, is_after=False),
+        trailing=_tokens_around(document.post_processor or {}, is_after=True),
         notation=_read_notation(document.decoder or {}, path),
     )
     return parts, pieces.size
@@ -185,8 +185,8 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
             }
             for token, entry in loaded.get_added_tokens_decoder().items()
         },
-        leading=_leading_tokens(_state(loaded.post_processor)),
-        trailing=_trailing_tokens(_state(loaded.post_processor)),
+        leading=_tokens_around(_state(loaded.post_processor), is_after=False),
+        trailing=_tokens_around(_state(loaded.post_processor), is_after=True),
         notation=notation,
         prefix_space=prefix_space,
         strips_prefix_space=strips,
@@ -218,34 +218,21 @@ def _with_steps(
     return model
 
 
-def _leading_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
-    """Return the tokens that a post-processor puts before a text."""
+def _tokens_around(processor: dict[str, Any], *, is_after: bool) -> tuple[int, ...]:
+    """Return the tokens that a post-processor puts before or after a text."""
     kind = processor.get("type")
     if kind == "Sequence":
-        return next(filter(None, map(_leading_tokens, processor["processors"])), ())
+        found = (_tokens_around(each, is_after=is_after) for each in processor["processors"])
+        return next(filter(None, found), ())
     if kind in ("BertProcessing", "RobertaProcessing"):
-        return (processor["cls"][1],)
+        return (processor["sep" if is_after else "cls"][1],)
+    items = processor.get("single", ())
     tokens: list[int] = []
-    for item in processor.get("single", ()):
-        if "SpecialToken" not in item:
-            break
-        tokens += processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
-    return tuple(tokens)
-
-
-def _trailing_tokens(processor: dict[str, Any]) -> tuple[int, ...]:
-    """Return the tokens that a post-processor puts after a text."""
-    kind = processor.get("type")
-    if kind == "Sequence":
-        return next(filter(None, map(_trailing_tokens, processor["processors"])), ())
-    if kind in ("BertProcessing", "RobertaProcessing"):
-        return (processor["sep"][1],)
-    tokens: list[int] = []
-    for item in reversed(processor.get("single", ())):
+    for item in reversed(items) if is_after else items:
         if "SpecialToken" not in item:
             break
         ids = processor["special_tokens"][item["SpecialToken"]["id"]]["ids"]
-        tokens = [*ids, *tokens]
+        tokens = [*ids, *tokens] if is_after else [*tokens, *ids]
     return tuple(tokens)
 
 

@@ -6,12 +6,15 @@ They are converted to the form of a ``tokenizer.json``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from potluck.errors import UnsupportedModelError
 from potluck.text import tekken, tiktoken
+from potluck.text.bpe import build_ranked
 from potluck.text.model_directory import ModelDirectory
 from potluck.text.pieces import SPACE_MARK, Notation, PieceType
+from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS, BytePreTokenizer
 from potluck.text.sentence_piece import (
     SentencePieceModel,
     build_model,
@@ -35,7 +38,6 @@ def read_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
         model=pieces,
         added=_special_entries(file),
         leading=_ids_of(file, tekken.BOS),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
         eos=next(iter(_ids_of(file, tekken.EOS)), None),
     )
@@ -49,11 +51,8 @@ def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
         model=tekken.build_model(file),
         added=_special_entries(file),
         leading=_ids_of(file, tekken.BOS),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
         eos=next(iter(_ids_of(file, tekken.EOS)), None),
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
     )
 
 
@@ -69,9 +68,7 @@ def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
     """Return what tiktoken.model defines about single tokens, and one more than its largest id."""
     _tiktoken_class(files)
     pieces = PieceList(tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE))
-    parts = TokenParts(
-        model=pieces, added={}, leading=(), trailing=(), notation=Notation.BYTE_LEVEL
-    )
+    parts = TokenParts(model=pieces, added={}, notation=Notation.BYTE_LEVEL)
     return parts, pieces.size
 
 
@@ -80,29 +77,34 @@ def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
     pre_tokenizer = _tiktoken_class(files)
     pieces = tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE)
     return VocabularyParts(
-        model=tiktoken.build_model(pieces, pre_tokenizer),
+        model=build_ranked(pieces, pre_tokenizer),
         added={},
-        leading=(),
-        trailing=(),
         notation=Notation.BYTE_LEVEL,
-        prefix_space=PrefixSpace.NEVER,
-        strips_prefix_space=False,
     )
 
 
-def _tiktoken_class(files: ModelDirectory) -> str:
+def _tiktoken_class(files: ModelDirectory) -> BytePreTokenizer:
     """Return the pre-tokenizer of a tiktoken.model, which only its class determines."""
+    return pre_tokenizer_of(files, tiktoken.KNOWN_CLASSES, f"a {tiktoken.TIKTOKEN_FILE}")
+
+
+def pre_tokenizer_of(
+    files: ModelDirectory, classes: Mapping[str, str], vocabulary: str
+) -> BytePreTokenizer:
+    """Return the pre-tokenizer that ``classes`` name for the class of a tokenizer.
+
+    Raises ``UnsupportedModelError`` for another class, which calls its files ``vocabulary``.
+    """
     tokenizer_class = files.config.get("tokenizer_class")
-    pre_tokenizer = tiktoken.KNOWN_CLASSES.get(str(tokenizer_class))
-    if pre_tokenizer is None:
+    name = classes.get(str(tokenizer_class))
+    if name is None:
         raise UnsupportedModelError(
-            f"{files.path} has a {tiktoken.TIKTOKEN_FILE} for the unsupported class "
-            f"{tokenizer_class}",
+            f"{files.path} has {vocabulary} for the unsupported class {tokenizer_class}",
             missing=("tokenizer.json",),
             hint="create tokenizer.json by loading and saving the tokenizer with a recent "
             "version of transformers",
         )
-    return pre_tokenizer
+    return BYTE_PRE_TOKENIZERS[name]
 
 
 def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
@@ -113,7 +115,6 @@ def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
         model=pieces,
         added=_added_pieces(model, files),
         leading=_leading_bos(model, files),
-        trailing=(),
         notation=Notation.SENTENCE_PIECE,
         eos=model.eos,
     )
@@ -133,7 +134,6 @@ def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
         model=build_model(model),
         added=_added_pieces(model, files),
         leading=_leading_bos(model, files),
-        trailing=(),
         notation=Notation.SENTENCE_PIECE,
         eos=model.eos,
         prefix_space=where if adds_space else PrefixSpace.NEVER,

@@ -12,8 +12,9 @@ from typing import Any
 import httpx2
 from support.http.toy_gateway import ToyGateway
 
-from potluck.api import ApiConfig, serve
 from potluck.api.app import Page
+from potluck.api.config import ApiConfig
+from potluck.api.server import serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import sys
 
 from support.http.api_server import running_api
 
-from potluck.api import ApiConfig, ApiLimits
+from potluck.api.config import ApiConfig, ApiLimits
 
 
 def main() -> None:

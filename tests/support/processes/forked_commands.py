@@ -250,7 +250,7 @@ def _become(request: Mapping[str, Any]) -> None:
 
 def _serve() -> None:
     # What commands and agents import when they run.
-    import potluck.api
+    import potluck.api.server
     import potluck.cli.app
     import potluck.cli.cluster
     import potluck.cli.up

@@ -108,7 +108,7 @@ def model(plain: ServedModel, chat: RecordingChat, output_format: RecordingForma
 
 def make_request(**fields: object) -> ChatRequest:
     messages = [ChatMessage(role="user", content="hi")]
-    return ChatRequest(model_id=MODEL, messages=messages, **fields)  # type: ignore[arg-type]
+    return ChatRequest(messages=messages, **fields)  # type: ignore[arg-type]
 
 
 def refused(work: object) -> str | None:
@@ -215,19 +215,19 @@ def test_what_is_refused_is_named(
 
 
 def test_a_chat_without_messages_is_refused(model: ServedModel) -> None:
-    empty = ChatRequest(model_id=MODEL, messages=[])
+    empty = ChatRequest(messages=[])
     assert refused(lambda: chat_job(empty, model, LIMITS)) == "messages"
 
 
 def test_a_model_without_logits_makes_no_text(plain: ServedModel) -> None:
     model = replace(plain, has_logits=False)
     assert refused(lambda: chat_job(make_request(), model, LIMITS)) == "model"
-    text = CompletionRequest(model_id=MODEL, prompts=["a"])
+    text = CompletionRequest(prompts=["a"])
     assert refused(lambda: text_job(text, model, LIMITS)) == "model"
 
 
 def test_prompts_leave_room_for_a_token(model: ServedModel) -> None:
-    full = CompletionRequest(model_id=MODEL, prompts=[[1] * (CONTEXT_TOKENS - 1)])
+    full = CompletionRequest(prompts=[[1] * (CONTEXT_TOKENS - 1)])
     assert text_job(full, model, LIMITS).num_prompt_tokens == CONTEXT_TOKENS - 1
     with pytest.raises(PromptTooLongError):
         text_job(replace(full, prompts=[[1] * CONTEXT_TOKENS]), model, LIMITS)
@@ -240,7 +240,7 @@ def test_prompts_leave_room_for_a_token(model: ServedModel) -> None:
 
 
 def test_tools_have_plain_and_different_names() -> None:
-    assert refused(lambda: tool_use([FIND, FIND], where="functions")) == "functions[1].name"
+    assert refused(lambda: tool_use([FIND, FIND])) == "tools[1].name"
     for name in ("", "a b", "ä", "x" * 129, 'a"', "a\n"):
         assert refused(lambda name=name: tool_use([Tool(name=name)])) == "tools[0].name"
     for name in ("a", "mcp__files__read", "ns.tool", "a:b/c-d", "x" * 128):

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from support.http.api_server import ask_app
 
-from potluck.api import ApiConfig
 from potluck.api.app import build_app
+from potluck.api.config import ApiConfig
 from potluck.api.keys import ApiKeys
 from potluck.types.gateway import ModelState, ModelStatus
 

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from potluck.api.system_lines import KNOWN_CHANGING_LINES, WithoutLines, without_lines
+from potluck.api.system_lines import (
+    KNOWN_CHANGING_LINES,
+    encoder_without_lines,
+    without_lines,
+)
 from potluck.types.text import ChatEncoder, ChatEnding, ChatMessage, ChatPrompt, Tool
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;"
@@ -63,7 +67,7 @@ def test_all_else_is_passed_on() -> None:
         "tools": (Tool(name="clock"),),
         "template_variables": {"a": 1},
     }
-    without = WithoutLines(encoder=encoder, prefixes=KNOWN_CHANGING_LINES)
+    without = encoder_without_lines(encoder, KNOWN_CHANGING_LINES)
     assert without([system(f"{HEADER}\nYou help.")], **options).tokens == [1]
     assert seen == {**options, "messages": [system("You help.")]}
     assert set(options) == set(inspect.signature(ChatEncoder.__call__).parameters) - {

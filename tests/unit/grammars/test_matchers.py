@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.text.token_lists import list_tokens
 
 from potluck.catalog import describe_model, load_tokenizer
 from potluck.errors import ParameterError
 from potluck.grammars import build
 from potluck.grammars.matchers import Matcher, Matchers
-from potluck.grammars.vocabulary import Vocabulary, list_tokens, num_words
+from potluck.grammars.vocabulary import Vocabulary, num_words
 from potluck.types.text import Tokenizer
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_sentence_piece
+from support.text.token_lists import list_tokens
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.grammars.vocabulary import list_tokens
-from potluck.text import sentence_piece
+from potluck.text import model_directory, sentence_piece
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
 from potluck.text.sentence_piece import message_fields, read_sentence_piece
 from potluck.text.tokenizer import TextTokenizer
@@ -298,7 +298,7 @@ def test_a_file_of_any_bytes_raises_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_piece, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(model_directory, "MAX_VOCABULARY_BYTES", 10)
     with pytest.raises(ModelFileError, match="exceed the size limit"):
         read(tmp_path, PIECES)
 

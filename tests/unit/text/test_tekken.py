@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_byte_level
+from support.text.token_lists import list_tokens
 from tokenizers import Regex
 from tokenizers import pre_tokenizers as pre
 
 from potluck.errors import ModelFileError
-from potluck.grammars.vocabulary import list_tokens
-from potluck.text import tekken
+from potluck.text import model_directory
 from potluck.text.chat import prompt_chat
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
 from potluck.text.pieces import BYTE_ALPHABET
@@ -191,6 +191,6 @@ def test_damaged_files_are_told(changes: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tekken, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(model_directory, "MAX_VOCABULARY_BYTES", 10)
     with pytest.raises(ModelFileError, match="exceed the size limit"):
         load_tokenizer(write(tmp_path, document()))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import regex  # type: ignore[import-untyped]
 from support.models.text_models import HARD_TEXTS, SENTENCES, train_byte_level
+from support.text.token_lists import list_tokens
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.grammars.vocabulary import list_tokens
-from potluck.text import tiktoken
+from potluck.text import model_directory
 from potluck.text.hugging_face import load_token_list, load_tokenizer
 from potluck.text.pieces import BYTE_ALPHABET
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
@@ -142,6 +142,6 @@ def test_damaged_files_are_told(lines: list[str], problem: str, tmp_path: Path) 
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiktoken, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(model_directory, "MAX_VOCABULARY_BYTES", 1000)
     with pytest.raises(ModelFileError, match="exceed the size limit of a tokenizer file"):
         load_tokenizer(write(tmp_path))

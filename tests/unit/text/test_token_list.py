@@ -22,10 +22,10 @@ from support.models.text_models import (
     train_byte_level,
     write_model_directory,
 )
+from support.text.token_lists import list_tokens
 
 from potluck.catalog import describe_model, load_token_list, load_tokenizer
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.grammars.vocabulary import list_tokens
 from potluck.text import gguf, hugging_face
 from potluck.types.text import Tokenizer, TokenList
 

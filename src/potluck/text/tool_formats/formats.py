@@ -22,7 +22,6 @@ LLAMA = JsonCalls(
     control_texts=("<|python_tag|>", "<|python_start|>", "<|python_end|>"),
     writes_bare=True,
     writes_close=False,
-    repeats=False,
 )
 """Llama 3.1 to 3.3 and Llama 4: a JSON object is the whole answer.
 
@@ -37,7 +36,6 @@ GRANITE = JsonCalls(
     closes=("</tool_call>",),
     writes_close=False,
     control_texts=("<|tool_call|>", "<tool_call>", "</tool_call>"),
-    repeats=False,
 )
 """Granite 3: a list of JSON objects after ``<|tool_call|>``. Granite 4 uses Hermes' format."""
 
@@ -47,7 +45,6 @@ PHI = JsonCalls(
     is_list=True,
     closes=("<|/tool_call|>",),
     control_texts=("<|tool_call|>", "<|/tool_call|>"),
-    repeats=False,
 )
 """Phi-4-mini: ``<|tool_call|>[...]<|/tool_call|>``, and ``functools[...]`` as Firefunction does."""
 
@@ -55,7 +52,6 @@ FUNCTOOLS = JsonCalls(
     name="functools",
     openings=("functools", "<|tool_call|>"),
     is_list=True,
-    repeats=False,
 )
 """Firefunction."""
 
@@ -65,7 +61,6 @@ TOOL_CALLS_LIST = JsonCalls(
     is_list=True,
     closes=("</tool_calls>",),
     control_texts=("<tool_calls>", "</tool_calls>"),
-    repeats=False,
 )
 """Apriel and Jamba."""
 
@@ -75,7 +70,6 @@ NEMOTRON = JsonCalls(
     is_list=True,
     closes=("</TOOLCALL>",),
     control_texts=("<TOOLCALL>", "</TOOLCALL>"),
-    repeats=False,
 )
 """Nemotron Nano 2."""
 
@@ -88,7 +82,6 @@ COMMAND = JsonCalls(
     arguments_key="parameters",
     closes=("<|END_ACTION|>",),
     control_texts=("<|START_ACTION|>", "<|END_ACTION|>"),
-    repeats=False,
 )
 """Command R7B and A."""
 
@@ -96,20 +89,17 @@ GIGACHAT = JsonCalls(
     name="gigachat",
     openings=("<|function_call|>",),
     control_texts=("<|function_call|>",),
-    repeats=False,
 )
 """GigaChat 3.1, which writes a single object."""
 
 MINIMAX_M1 = JsonCalls(
     name="minimax-m1",
     openings=("<tool_calls>",),
-    before="\n",
-    after="\n",
+    is_spaced=True,
     closes=("</tool_calls>",),
     separators=("",),
     separator="\n",
     control_texts=("<tool_calls>", "</tool_calls>"),
-    repeats=False,
 )
 """JSON lines within ``<tool_calls>``."""
 
@@ -137,7 +127,6 @@ MISTRAL_LIST = JsonCalls(
     is_list=True,
     last='(", \\"id\\": \\"" /[a-zA-Z0-9]{9}/ "\\"")?',
     control_texts=(_MISTRAL,),
-    repeats=False,
 )
 """Mistral: ``[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]``."""
 
@@ -352,8 +341,8 @@ GENERIC = JsonCalls(
     name="json",
     openings=("<tool_call>", "<|tool_call|>", "<tool_calls>", "<TOOLCALL>", "[TOOL_CALLS]"),
     bare_openings=("{", "["),
-    before="\n",
-    after="\n",
+    is_spaced=True,
+    repeats=True,
     closes=("</tool_call>", "<|/tool_call|>", "</tool_calls>", "</TOOLCALL>"),
     separators=("", ";", ","),
     control_texts=(

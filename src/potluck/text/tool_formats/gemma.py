@@ -19,6 +19,7 @@ from potluck.text.tool_formats.schemas import (
     branches,
     comma_separated,
     json_value,
+    members_of,
     require_only,
     text_expression,
 )
@@ -31,7 +32,6 @@ _MAX_RULES = 10_000
 _NAME = re.compile(r"[^\s{}<>]*")
 _KEY = re.compile(r"[^\s:{}\[\],<>]*")
 _PLAIN = re.compile(r"[^{}\[\],<>]*")
-_OBJECT_KEYWORDS = ("type", "properties", "required", "additionalProperties", "strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +131,7 @@ class GemmaCalls:
         return True
 
     def _text(self, stream: CallStream, take: Callable[[str], None]) -> Steps[bool]:
-        take('"')
-        marks = DelimiterScanner((self.quote,))
-        is_whole = yield from stream.text_pieces(
-            marks, lambda text: take(json.dumps(text, ensure_ascii=False)[1:-1])
-        )
-        if is_whole:
-            take('"')
-        return bool(is_whole)
+        return (yield from stream.text_as_string(DelimiterScanner((self.quote,)), take))
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a call without its opening."""
@@ -154,14 +147,18 @@ class GemmaCalls:
 
     def _any_object(self, lark: LarkSource) -> str:
         """Return the expression of any object; its rules are recursive."""
-        text = f"{lark.text(self.quote)} {lark.until(self.quote)}"
-        scalar = lark.part(json_schema({"type": ["number", "boolean", "null"]}))
         key = r"/[^\s:{}\[\],<>\"]{1,100}/"
-        value = f"(any_object | any_list | {text} | {scalar})"
+        value = f"({self._any_value(lark)})"
         members = f'{key} ":" {value} ("," {key} ":" {value})*'
         lark.named_rule("any_object", f'"{{" ({members})? "}}"')
         lark.named_rule("any_list", f'"[" ({value} ("," {value})*)? "]"')
         return "any_object"
+
+    def _any_value(self, lark: LarkSource) -> str:
+        """Return the alternatives for any value; ``_any_object`` adds their rules."""
+        text = f"{lark.text(self.quote)} {lark.until(self.quote)}"
+        scalar = lark.part(json_schema({"type": ["number", "boolean", "null"]}))
+        return f"any_object | any_list | {text} | {scalar}"
 
     def _of(self, lark: LarkSource, schema: Schema, root: Schema, where: str, depth: int) -> str:
         """Return the rule for values of ``schema``; a referenced schema may contain itself."""
@@ -194,22 +191,15 @@ class GemmaCalls:
         if kind in ("object", None):
             require_only(schema, ("type", "additionalProperties"), where)
             any_object = self._any_object(lark)
-            if kind == "object":
-                return any_object
-            text = f"{lark.text(self.quote)} {lark.until(self.quote)}"
-            scalar = lark.part(json_schema({"type": ["number", "boolean", "null"]}))
-            return f"{any_object} | any_list | {text} | {scalar}"
+            return any_object if kind == "object" else self._any_value(lark)
         return lark.part(json_schema(schema))
 
     def _object(
         self, lark: LarkSource, schema: Schema, root: Schema, where: str, depth: int
     ) -> str:
-        require_only(schema, _OBJECT_KEYWORDS, where)
-        required = schema.get("required")
         members = []
-        for key, value in as_schema(schema["properties"]).items():
-            of = self._of(lark, as_schema(value), root, f"{key} of {where}", depth - 1)
-            is_required = isinstance(required, Sequence) and key in required
+        for key, value, is_required in members_of(schema, where):
+            of = self._of(lark, value, root, f"{key} of {where}", depth - 1)
             members.append((lark.rule(f"{lark.text(key + ':')} {of}"), is_required))
         return f'"{{" {comma_separated(lark, members, lark.text(","))} "}}"'
 

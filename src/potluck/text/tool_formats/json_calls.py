@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from potluck.text.control_tokens import parse_arguments
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
 from potluck.text.tool_formats.syntax import (
     SPACE,
@@ -33,7 +34,7 @@ class JsonCalls:
     are not in a list.
 
     In the grammar, a section begins with the first of ``openings``, or with nothing if
-    ``writes_bare`` is set. ``before`` and ``after`` are where it allows white space. It requires
+    ``writes_bare`` is set. White space is allowed around its calls if it ``is_spaced``. It requires
     ``separator`` between calls that are not in a list, and the first of ``closes`` if
     ``writes_close`` is set. With ``id_key``, a call has a number before its name; ``last`` is the
     Lark expression of what may follow the arguments.
@@ -46,8 +47,7 @@ class JsonCalls:
     control_texts: tuple[str, ...] = ()
     name_key: str = "name"
     arguments_key: str = "arguments"
-    before: str = ""
-    after: str = ""
+    is_spaced: bool = False
     is_list: bool = False
     separators: tuple[str, ...] = ()
     separator: str = ""
@@ -55,7 +55,7 @@ class JsonCalls:
     last: str = ""
     writes_bare: bool = False
     writes_close: bool = True
-    repeats: bool = True
+    repeats: bool = False
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
@@ -67,9 +67,8 @@ class JsonCalls:
         is_in_list = yield from stream.after_space("[")
         while True:
             yield from stream.skip_space()
-            if not (
-                yield from self._read_call(stream, needs_arguments=opening not in self.openings)
-            ):
+            reader = _ObjectReader(stream)
+            if not (yield from reader.read_object()) or not reader.finish(needs_arguments=is_bare):
                 return False
             if is_in_list:
                 if (yield from stream.after_space(",")):
@@ -101,30 +100,19 @@ class JsonCalls:
                 stream.return_to(before)
         return False
 
-    def _read_call(self, stream: CallStream, *, needs_arguments: bool) -> Steps[bool]:
-        reader = _ObjectReader(stream)
-        is_whole = yield from reader.read_object()
-        return is_whole and reader.finish(needs_arguments=needs_arguments)
-
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section."""
-        calls = [self._call(lark, tool) for tool in tools]
-        call = lark.rule(either(calls))
+        call = lark.rule(either(self._call(lark, tool) for tool in tools))
         if self.is_list:
             many = repeated(call, separator=f'"," {SPACE}', is_parallel=is_parallel)
             call = f'"[" {SPACE} {many} {SPACE} "]"'
         elif self.separator:
             separator = lark.text(self.separator)
             call = repeated(call, separator=separator, is_parallel=is_parallel)
-        return " ".join(
-            (
-                spaced(self.before, call),
-                SPACE if self.after else "",
-                lark.text(self.closes[0])
-                if self.closes and self.writes_close and not self.writes_bare
-                else "",
-            )
-        )
+        space = SPACE if self.is_spaced else ""
+        has_close = self.closes and self.writes_close and not self.writes_bare
+        close = lark.text(self.closes[0]) if has_close else ""
+        return f"{spaced(space, call)} {space} {close}"
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
         number = f'{{"{self.id_key}": "' if self.id_key else ""
@@ -223,18 +211,10 @@ class _ObjectReader:
         text = "".join(pieces)
         if character == '"':
             text = str(json.loads(text)).strip() or "{}"
-            return text if is_object(text) else None
+            return None if parse_arguments(text) is None else text
         if text == "null":
             return "{}"
         return text if character == "{" else None
-
-
-def is_object(text: str) -> bool:
-    """Return whether ``text`` is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _ignore(_: str) -> None:
@@ -244,8 +224,8 @@ def _ignore(_: str) -> None:
 HERMES = JsonCalls(
     name="hermes",
     openings=("<tool_call>",),
-    before="\n",
-    after="\n",
+    is_spaced=True,
+    repeats=True,
     closes=("</tool_call>",),
     control_texts=("<tool_call>", "</tool_call>"),
     separators=("",),
@@ -295,23 +275,10 @@ class NamedCalls:
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
-        is_first = True
-        while True:
-            if self.call_opening:
-                found = yield from stream.after_space(self.call_opening)
-                if not found:
-                    if is_first:
-                        return False
-                    break
-            is_whole = yield from self._read_call(stream)
-            if not is_whole:
-                return False
-            is_first = False
-            if not self.call_opening:
-                break
-        for close in self.closes:
-            if (yield from stream.after_space(close)):
-                stream.drop_held()
+        calls = stream.calls(self.call_opening, lambda: self._read_call(stream))
+        if not (yield from calls):
+            return False
+        yield from stream.drop_marks(self.closes)
         return True
 
     def _read_call(self, stream: CallStream) -> Steps[bool]:
@@ -326,9 +293,7 @@ class NamedCalls:
         if not (yield from stream.value(stream.argue)):
             return False
         stream.end_call()
-        for end in self.ends:
-            if (yield from stream.after_space(end)):
-                stream.drop_held()
+        yield from stream.drop_marks(self.ends)
         return True
 
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:

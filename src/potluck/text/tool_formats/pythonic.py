@@ -12,18 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from potluck.grammars.build import json_schema
-from potluck.text.tool_formats.schemas import (
-    as_schema,
-    comma_separated,
-    properties_of,
-    require_only,
-)
+from potluck.text.tool_formats.schemas import comma_separated, definitions_of, members_of
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
 from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either, repeated
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s()\[\]{}=,'\"<>]*")
-_OBJECT_KEYWORDS = ("type", "properties", "required", "additionalProperties", "strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +51,7 @@ class PythonicCalls:
         if not (yield from stream.after_space("]")):
             return False
         stream.drop_held()
-        for close in self.closes:
-            if (yield from stream.after_space(close)):
-                stream.drop_held()
+        yield from stream.drop_marks(self.closes)
         return True
 
     def _read_call(self, stream: CallStream) -> Steps[bool]:
@@ -104,16 +96,10 @@ class PythonicCalls:
             anything = lark.part(json_schema({}))
             member = f'/[A-Za-z_][A-Za-z0-9_]{{0,99}}/ "=" {anything}'
             return f'({member} (", " {member})*)?'
-        schema = tool.schema
-        require_only(schema, _OBJECT_KEYWORDS, f"the arguments of {tool.name}")
-        required = schema.get("required")
-        definitions: dict[str, object] = {
-            each: schema[each] for each in ("$defs", "definitions") if each in schema
-        }
+        definitions = definitions_of(tool.schema)
         members: list[tuple[str, bool]] = []
-        for key, value in properties_of(tool.tool).items():
-            part = lark.part(json_schema({**as_schema(value), **definitions}))
-            is_required = isinstance(required, Sequence) and key in required
+        for key, value, is_required in members_of(tool.schema, f"the arguments of {tool.name}"):
+            part = lark.part(json_schema({**value, **definitions}))
             members.append((lark.rule(f"{lark.text(key + '=')} {part}"), is_required))
         return comma_separated(lark, members, '", "')
 

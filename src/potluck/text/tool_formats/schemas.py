@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from potluck.errors import ParameterError
-from potluck.grammars.build import json_schema
+from potluck.grammars.build import json_schema, lark_pattern
 from potluck.text.tool_formats.stream import CallStream
 from potluck.text.tool_formats.syntax import TEXT, LarkSource, either
 from potluck.types.text import Tool
@@ -20,6 +20,7 @@ millions."""
 _KINDS = {
     '"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null",
 }  # fmt: skip
+_OBJECT_KEYWORDS = ("type", "properties", "required", "additionalProperties", "strict")
 _ANNOTATIONS = frozenset(
     (
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
@@ -31,10 +32,30 @@ _ANNOTATIONS = frozenset(
 
 def properties_of(tool: Tool) -> dict[str, Schema]:
     """Return the schemas of the arguments of ``tool``, by name."""
-    properties = tool.parameters.get("properties")
+    return _properties(tool.parameters)
+
+
+def members_of(schema: Schema, where: str) -> Iterator[tuple[str, Schema, bool]]:
+    """Yield the name and the schema of each property of an object, and whether it is required.
+
+    Raise ``ParameterError`` if ``schema`` has keywords that grammars do not enforce.
+    """
+    require_only(schema, _OBJECT_KEYWORDS, where)
+    required = schema.get("required")
+    for key, value in _properties(schema).items():
+        yield key, value, isinstance(required, Sequence) and key in required
+
+
+def definitions_of(schema: Schema) -> Schema:
+    """Return the parts of ``schema`` that references within it name."""
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+
+def _properties(schema: Schema) -> dict[str, Schema]:
+    properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
-    return {str(key): as_schema(schema) for key, schema in properties.items()}
+    return {str(key): as_schema(value) for key, value in properties.items()}
 
 
 def as_schema(value: object) -> Schema:
@@ -167,8 +188,7 @@ def text_or_json(
         elif kind is None and not branch:
             texts.append(text({}))
         else:
-            definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            others.append(value(lark.part(json_schema({**branch, **definitions}))))
+            others.append(value(lark.part(json_schema({**branch, **definitions_of(root)}))))
     return either(dict.fromkeys((*texts, *others)))
 
 
@@ -201,13 +221,7 @@ def _terminal(lark: LarkSource, schema: Schema, where: str) -> str:
         patterns.append(f"{before}(?:{body}){after}")
     if not patterns:
         return TEXT
-    return lark.terminal(" & ".join(f"/{_escaped(each)}/" for each in patterns))
-
-
-def _escaped(pattern: str) -> str:
-    return re.sub(
-        r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL
-    ).replace("\n", "\\n")
+    return lark.terminal(" & ".join(map(lark_pattern, patterns)))
 
 
 def comma_separated(lark: LarkSource, items: Sequence[tuple[str, bool]], separator: str) -> str:

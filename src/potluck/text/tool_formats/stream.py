@@ -10,6 +10,7 @@ parser gives up and it becomes text: nothing is dropped except marks, and white 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
@@ -176,6 +177,19 @@ class TextReader:
             if found or self._is_end:
                 return found
             yield
+
+    def text_as_string(self, marks: DelimiterScanner, take: Callable[[str], None]) -> Steps[bool]:
+        """Consume text up to a mark and the mark, and pass the text to ``take`` as a JSON string.
+
+        Return whether there is a mark; if not, the end of the string was not passed on.
+        """
+        take('"')
+        found = yield from self.text_pieces(
+            marks, lambda text: take(json.dumps(text, ensure_ascii=False)[1:-1])
+        )
+        if found:
+            take('"')
+        return bool(found)
 
     def string(self) -> Steps[str | None]:
         """Consume a JSON string and return its text as JSON, or None if it is invalid."""
@@ -393,6 +407,26 @@ class CallStream(TextReader):
         """End the call, with the held text."""
         self._held_from = self._position
         self._is_call_open = False
+
+    def calls(self, opening: str, read_call: Callable[[], Steps[bool]]) -> Steps[bool]:
+        """Read one or more calls, each after ``opening``; without an opening, read one call.
+
+        Return whether there is a call, and all are well-formed.
+        """
+        is_first = True
+        while not opening or (yield from self.after_space(opening)):
+            if not (yield from read_call()):
+                return False
+            if not opening:
+                return True
+            is_first = False
+        return not is_first
+
+    def drop_marks(self, marks: Sequence[str]) -> Steps[None]:
+        """Drop each of ``marks`` that follows, in order, with the held text before it."""
+        for mark in marks:
+            if (yield from self.after_space(mark)):
+                self.drop_held()
 
     def think(self, text: str) -> None:
         """Pass on more reasoning, for the held text."""

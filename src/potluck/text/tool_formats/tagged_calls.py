@@ -12,9 +12,8 @@ from potluck.text.tool_formats.json_calls import HERMES
 from potluck.text.tool_formats.schemas import (
     Schema,
     argument_json,
-    as_schema,
+    members_of,
     properties_of,
-    require_only,
     text_expression,
     text_or_json,
     types_of,
@@ -24,7 +23,6 @@ from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either, r
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s<>]*")
-_OBJECT_KEYWORDS = ("type", "properties", "required", "additionalProperties", "strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +76,10 @@ class TaggedCalls:
             if (yield from stream.peek()) == "{":  # as other models write it
                 stream.return_to(before)
                 return (yield from HERMES.read(stream, "<tool_call>", tools))
-        is_first = True
-        while True:
-            if self.call_opening and not (yield from stream.after_space(self.call_opening)):
-                if is_first:
-                    return False
-                break
-            if not (yield from self._read_call(stream, tools)):
-                return False
-            is_first = False
-            if not self.call_opening:
-                break
-        for close in self.closes:
-            if (yield from stream.after_space(close)):
-                stream.drop_held()
+        calls = stream.calls(self.call_opening, lambda: self._read_call(stream, tools))
+        if not (yield from calls):
+            return False
+        yield from stream.drop_marks(self.closes)
         return True
 
     def _read_call(self, stream: CallStream, tools: Sequence[Tool]) -> Steps[bool]:
@@ -157,15 +145,7 @@ class TaggedCalls:
             stream.argue(argument_json(self._without_space(text), types))
             return True
         closes = (self.value_space + self.parameter_close, self.parameter_close)
-        stream.argue('"')
-        mark = yield from stream.text_pieces(
-            DelimiterScanner(closes),
-            lambda text: stream.argue(json.dumps(text, ensure_ascii=False)[1:-1]),
-        )
-        if not mark:
-            return False
-        stream.argue('"')
-        return True
+        return (yield from stream.text_as_string(DelimiterScanner(closes), stream.argue))
 
     def _without_space(self, text: str) -> str:
         return text.removesuffix(self.value_space) if self.value_space else text
@@ -192,12 +172,9 @@ class TaggedCalls:
             opening = spaced(self.before_parameter, lark.text(self.parameter_opening))
             return f"({opening} {key} {key_end} {any_text})*"
         schema = tool.schema
-        require_only(schema, _OBJECT_KEYWORDS, f"the arguments of {tool.name}")
-        required = schema.get("required")
         pieces = []
-        for key, value in properties_of(tool.tool).items():
+        for key, value, is_required in members_of(schema, f"the arguments of {tool.name}"):
             parameter = lark.rule(self._parameter(lark, key, value, schema, tool.name))
-            is_required = isinstance(required, Sequence) and key in required
             pieces.append(parameter if is_required else f"{parameter}?")
         return " ".join(pieces)
 
@@ -215,7 +192,7 @@ class TaggedCalls:
 
         return text_or_json(
             lark,
-            as_schema(value),
+            value,
             root,
             text=lambda schema: (
                 f"{opening(is_text=True)} {text_expression(lark, schema, close, where)}"

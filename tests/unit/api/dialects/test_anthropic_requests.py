@@ -34,7 +34,6 @@ def refused(**fields: Any) -> str | None:
 
 def test_a_plain_request() -> None:
     assert to_request() == ChatRequest(
-        model_id="m",
         max_new_tokens=5,
         messages=[ChatMessage(role="user", content="hi")],
         ending=ChatEnding.NEW_TURN,
@@ -258,6 +257,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         ({"n": 2}, "n"),
         ({"temperature": "hot"}, "temperature"),
         ({"metadata": {"user_id": "a", "more": 1}}, "metadata.more"),
+        (
+            {"messages": [{"role": "user", "content": ["x", {"type": "video"}]}]},
+            "messages[0].content[1].type",
+        ),
         ({"cache_control": [1]}, "cache_control"),
     ],
 )

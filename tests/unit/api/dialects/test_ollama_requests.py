@@ -14,6 +14,7 @@ from potluck.api.dialects.ollama.bodies import parse_chat, parse_generate
 from potluck.api.dialects.ollama.requests import chat_request, generate_request
 from potluck.api.errors import ApiError
 from potluck.api.requests import ChatRequest, CompletionRequest
+from potluck.text.template_gaps import with_answered_calls
 from potluck.types.gateway import ServedModel
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import ChatEnding, ChatMessage, Tool, ToolCall
@@ -42,7 +43,6 @@ def generate(model: ServedModel, **fields: Any) -> ChatRequest | CompletionReque
 
 def test_a_plain_chat(model: ServedModel) -> None:
     assert chat(model) == ChatRequest(
-        model_id="m",
         messages=[ChatMessage(role="user", content="hi")],
         ending=ChatEnding.NEW_TURN,
     )
@@ -76,7 +76,6 @@ def test_every_field(model: ServedModel) -> None:
         },
     )
     assert read == ChatRequest(
-        model_id="m",
         messages=[ChatMessage(role="user", content="hi")],
         sampling={
             "temperature": 0.5,
@@ -146,7 +145,8 @@ def test_results_of_tools_answer_the_calls_in_their_order(model: ServedModel) ->
     ]
     ids = [each.call_id for each in made.tool_calls]
     assert len(set(ids)) == 3
-    assert [each.tool_call_id for each in read.messages[2:]] == [ids[1], ids[0], ids[2], ""]
+    results = with_answered_calls(read.messages)[2:]
+    assert [each.tool_call_id for each in results] == [ids[1], ids[0], ids[2], ""]
     assert [each.name for each in read.messages[2:]] == ["clock", "find", None, None]
 
 
@@ -163,19 +163,19 @@ def test_ids_are_kept_where_clients_send_them(model: ServedModel) -> None:
         ],
     )
     assert read.messages[0].tool_calls[0] == ToolCall(call_id="c1", name="a", arguments="{}")
-    assert [each.tool_call_id for each in read.messages[1:]] == ["c2", "c1"]
+    results = with_answered_calls(read.messages)[1:]
+    assert [each.tool_call_id for each in results] == ["c2", "c1"]
 
 
 def test_a_prompt_is_a_chat_unless_it_is_raw(model: ServedModel) -> None:
     assert generate(model, system="s") == ChatRequest(
-        model_id="m",
         messages=[
             ChatMessage(role="system", content="s"),
             ChatMessage(role="user", content="hi"),
         ],
     )
     raw = generate(model, raw=True, context=[], images=[], template="")
-    assert raw == CompletionRequest(model_id="m", prompts=["hi"], parses_control_tokens=True)
+    assert raw == CompletionRequest(prompts=["hi"], parses_control_tokens=True)
 
 
 @pytest.mark.parametrize(

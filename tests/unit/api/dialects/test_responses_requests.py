@@ -59,7 +59,6 @@ def warnings(**fields: Any) -> list[str]:
 
 def test_a_plain_request() -> None:
     assert to_request() == ChatRequest(
-        model_id="m",
         messages=[ChatMessage(role="user", content="hi")],
         ending=ChatEnding.NEW_TURN,
     )
@@ -85,7 +84,6 @@ def test_every_field() -> None:
         stream_options={"include_obfuscation": False},
     )
     assert read == ChatRequest(
-        model_id="m",
         messages=[
             ChatMessage(role="system", content="Be brief"),
             ChatMessage(role="user", content="hi"),

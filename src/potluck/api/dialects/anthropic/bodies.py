@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, validated, variants
 from potluck.api.dialects.anthropic.ignored_fields import BLOCK, BODY, TOOL
-from potluck.api.ignored_fields import InertFields, drop_inert_fields
+from potluck.api.ignored_fields import (
+    change_items,
+    drop_inert_fields,
+    drop_inert_fields_of_items,
+)
 
 
 class Block(OneOf):
@@ -138,35 +141,24 @@ def parse_prompt(body: bytes | bytearray) -> PromptBody:
 
 def _document(body: bytes | bytearray) -> dict[str, Any]:
     document = drop_inert_fields(parse_object(body), BODY, "")
-    _strip(document, "system", BLOCK, "")
-    _strip(document, "tools", TOOL, "")
-    messages = document.get("messages")
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        if isinstance(message, dict):
-            where = f"messages[{index}]."
-            _strip(message, "content", BLOCK, where)
-            _check_types(message.get("content"), where)
-            for number, block in enumerate(_objects(message.get("content"))):
-                _strip(block, "content", BLOCK, f"{where}content[{number}].")
+    drop_inert_fields_of_items(document, "system", BLOCK)
+    drop_inert_fields_of_items(document, "tools", TOOL)
+    change_items(document, "messages", _plain_message)
     return document
 
 
-def _strip(owner: dict[str, Any], name: str, others: InertFields, where: str) -> None:
-    """Remove the ignored fields from the objects of a list."""
-    items = owner.get(name)
-    if isinstance(items, list):
-        owner[name] = [
-            drop_inert_fields(item, others, f"{where}{name}[{index}].")
-            if isinstance(item, dict)
-            else item
-            for index, item in enumerate(items)
-        ]
+def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    drop_inert_fields_of_items(message, "content", BLOCK, where)
+    change_items(message, "content", _checked_block, where)
+    change_items(message, "content", _plain_block, where)
+    return message
 
 
-def _check_types(content: object, where: str) -> None:
-    for number, block in enumerate(_objects(content)):
-        check_type(block, f"{where}content[{number}]", variants(Block))
+def _checked_block(block: dict[str, Any], where: str) -> dict[str, Any]:
+    check_type(block, where.removesuffix("."), variants(Block))
+    return block
 
 
-def _objects(value: object) -> Sequence[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else ()
+def _plain_block(block: dict[str, Any], where: str) -> dict[str, Any]:
+    drop_inert_fields_of_items(block, "content", BLOCK, where)
+    return block

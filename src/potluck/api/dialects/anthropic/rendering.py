@@ -9,7 +9,14 @@ import msgspec
 
 from potluck.api.delta import Delta
 from potluck.api.errors import ApiError
-from potluck.api.rendering import EVENT_STREAM, WAITING_COMMENT, Json, Usage, event
+from potluck.api.rendering import (
+    EVENT_STREAM,
+    WAITING_COMMENT,
+    Json,
+    Usage,
+    arguments_object,
+    event,
+)
 from potluck.types.output import (
     OutputPart,
     ReasoningPart,
@@ -181,15 +188,7 @@ def _fill(block: Json, pieces: Sequence[str]) -> None:
     if block["type"] != "tool_use":
         block[str(block["type"])] = gained
     elif gained:
-        block["input"] = _decoded(gained)
-
-
-def _decoded(arguments: str) -> object:
-    """Return the arguments as an object, or within one if they are not valid JSON."""
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, object])
-    except msgspec.DecodeError:
-        return {"arguments": arguments}
+        block["input"] = arguments_object(gained)
 
 
 def _event(data: Json) -> bytes:

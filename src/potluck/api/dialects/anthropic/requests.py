@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -17,7 +18,7 @@ from potluck.api.dialects.anthropic.bodies import (
 )
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
-from potluck.api.requests import ChatRequest
+from potluck.api.requests import ChatRequest, given
 from potluck.api.tools import tool_use
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
@@ -40,20 +41,12 @@ _MEDIUM_EFFORT_TOKENS = 16384
 
 def messages_request(body: MessagesBody) -> ChatRequest:
     """Convert a request for a message. Raises ``PotluckError``."""
-    sampling = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-    request = prompt_request(body)
-    return ChatRequest(
-        model_id=request.model_id,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+    return replace(
+        prompt_request(body),
+        sampling=given(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
         stop=body.stop_sequences or (),
         max_new_tokens=body.max_tokens,
         user=None if body.metadata is None else body.metadata.user_id,
-        messages=request.messages,
-        ending=request.ending,
-        tool_use=request.tool_use,
-        reasoning_effort=request.reasoning_effort,
-        thinks=request.thinks,
-        grammar=request.grammar,
     )
 
 
@@ -62,7 +55,6 @@ def prompt_request(body: PromptBody) -> ChatRequest:
     messages = list(_messages(body))
     thinking = body.thinking
     return ChatRequest(
-        model_id=body.model,
         messages=messages,
         ending=chat_ending(messages),
         tool_use=_tool_use(body),

@@ -8,7 +8,12 @@ import msgspec
 
 from potluck.api.bodies import StrictObject, parse_object, validated
 from potluck.api.dialects.ollama.ignored_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
-from potluck.api.ignored_fields import InertFields, drop_inert_fields
+from potluck.api.ignored_fields import (
+    InertFields,
+    drop_inert_fields,
+    drop_inert_fields_of,
+    drop_inert_fields_of_items,
+)
 from potluck.api.tools import FunctionBody
 
 Think = bool | Literal["low", "medium", "high", "max"]
@@ -125,14 +130,7 @@ class ShowBody(StrictObject, frozen=True, kw_only=True):
 def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
     document = _document(body, CHAT)
-    messages = document.get("messages")
-    if isinstance(messages, list):
-        document["messages"] = [
-            drop_inert_fields(message, MESSAGE, f"messages[{index}].")
-            if isinstance(message, dict)
-            else message
-            for index, message in enumerate(messages)
-        ]
+    drop_inert_fields_of_items(document, "messages", MESSAGE)
     return validated(ChatBody, document)
 
 
@@ -158,7 +156,5 @@ def parse_show(body: bytes | bytearray) -> ShowBody:
 
 def _document(body: bytes | bytearray, others: InertFields) -> dict[str, Any]:
     document = drop_inert_fields(parse_object(body), others, "")
-    options = document.get("options")
-    if isinstance(options, dict):
-        document["options"] = drop_inert_fields(options, OPTIONS, "options.")
+    drop_inert_fields_of(document, "options", OPTIONS)
     return document

@@ -11,8 +11,8 @@ import msgspec
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.errors import ApiError
-from potluck.api.rendering import Json, Usage, scored_json
-from potluck.types.output import ReasoningPart, ToolCallArguments, ToolCallStart
+from potluck.api.rendering import Json, Usage, arguments_object, scored_json
+from potluck.types.output import ToolCallArguments, ToolCallStart
 from potluck.types.sequence import FinishReason
 from potluck.types.text import Tokenizer
 
@@ -126,8 +126,7 @@ class OllamaRenderer:
             each.to_json(number)
             for number, each in enumerate(complete, self._num_given_calls - len(complete))
         ]
-        thoughts = "".join(part.text for part in delta.parts if isinstance(part, ReasoningPart))
-        return delta.text, thoughts, calls
+        return delta.text, delta.reasoning, calls
 
     def _head(self) -> Json:
         return {"model": self._model_id, "created_at": timestamp(datetime.now(UTC))}
@@ -165,11 +164,7 @@ class _Call:
         self.arguments: list[str] = []
 
     def to_json(self, number: int) -> Json:
-        text = "".join(self.arguments)
-        try:
-            arguments = msgspec.json.decode(text or "{}", type=dict[str, object])
-        except msgspec.DecodeError:  # the answer was cut off
-            arguments = {"arguments": text}
+        arguments = arguments_object("".join(self.arguments) or "{}")
         return {"function": {"index": number, "name": self.name, "arguments": arguments}}
 
 

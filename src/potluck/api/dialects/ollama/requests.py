@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, TypedDict
 
 import msgspec
@@ -17,7 +16,7 @@ from potluck.api.dialects.ollama.bodies import (
 )
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
-from potluck.api.requests import ChatRequest, CompletionRequest
+from potluck.api.requests import ChatRequest, CompletionRequest, given, num_top_logprobs
 from potluck.api.tools import tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
@@ -92,7 +91,6 @@ def generate_request(body: GenerateBody, model: ServedModel) -> ChatRequest | Co
 
 
 class _Common(TypedDict):
-    model_id: str
     sampling: dict[str, float | int]
     seed: int | None
     stop: tuple[str, ...]
@@ -104,32 +102,29 @@ class _Common(TypedDict):
 def _common(body: CommonBody, model: ServedModel) -> _Common:
     options = body.options or _NO_OPTIONS
     _check_options(options, model)
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
+    top_logprobs = num_top_logprobs(body.logprobs, body.top_logprobs)
     stop = options.stop
     limit = options.num_predict
     return _Common(
-        model_id=body.model,
         sampling=_sampling(options),
         seed=options.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         max_new_tokens=None if limit is None or limit < 1 else limit,
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        top_logprobs=top_logprobs,
         grammar=_grammar(body.format),
     )
 
 
 def _sampling(options: Options) -> dict[str, float | int]:
-    values = {
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repeat_penalty,
-        "presence_penalty": options.presence_penalty,
-        "frequency_penalty": options.frequency_penalty,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    return given(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repeat_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+    )
 
 
 def check_context(options: Options | None, model: ServedModel) -> None:
@@ -163,28 +158,10 @@ def _grammar(format_: str | dict[str, Any] | None) -> str | None:
 
 
 def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Return the messages; tool results get the ids of the calls, in order."""
-    converted: list[ChatMessage] = []
-    waiting: list[ToolCall] = []
-    for index, message in enumerate(messages):
-        read = _message(message, f"messages[{index}]")
-        if read.role == "tool":
-            read = _answering(read, waiting)
-        else:
-            waiting = list(read.tool_calls)
-        converted.append(read)
-    return converted
-
-
-def _answering(result: ChatMessage, waiting: list[ToolCall]) -> ChatMessage:
-    """Return ``result`` with the id of the call that it answers, which leaves ``waiting``."""
-    for call in waiting:
-        is_id = result.tool_call_id == call.call_id
-        is_next = not result.tool_call_id and result.name in (None, call.name)
-        if is_id or is_next:
-            waiting.remove(call)
-            return replace(result, tool_call_id=call.call_id)
-    return result
+    """Return the messages. Results without an id are matched to calls with the prompt
+    (``potluck.text.template_gaps``).
+    """
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: Message, where: str) -> ChatMessage:

@@ -64,7 +64,6 @@ class VectorEndpoints:
         inputs = [body.input] if isinstance(body.input, str) else body.input
         job = self._job(
             EmbeddingRequest(
-                model_id=model.model_id,
                 inputs=[] if inputs == [""] else inputs,
                 dimensions=body.dimensions,
                 truncates=body.truncate is not False,
@@ -82,9 +81,7 @@ class VectorEndpoints:
 
     def _prepare_old(self, body: OldEmbedBody, model: ServedModel) -> PreparedVectors:
         check_context(body.options, model)
-        inputs = EmbeddingRequest(
-            model_id=model.model_id, inputs=[body.prompt] if body.prompt else [], truncates=True
-        )
+        inputs = EmbeddingRequest(inputs=[body.prompt] if body.prompt else [], truncates=True)
         job = self._job(inputs, model, "prompt")
         return PreparedVectors(
             job=job, request_id=secrets.token_hex(12), write=partial(_write_old, job=job)

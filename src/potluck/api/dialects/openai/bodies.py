@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, validated, variants
@@ -15,7 +14,7 @@ from potluck.api.dialects.openai.ignored_fields import (
     REASONING,
     STREAM_OPTIONS,
 )
-from potluck.api.ignored_fields import InertFields, drop_inert_fields
+from potluck.api.ignored_fields import change_items, drop_inert_fields, drop_inert_fields_of
 from potluck.api.tools import FunctionBody
 
 
@@ -224,11 +223,11 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
 def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
     document = drop_inert_fields(parse_object(body), CHAT, "")
-    _drop_inert_members(document, "stream_options", STREAM_OPTIONS)
-    _drop_inert_members(document, "reasoning", REASONING)
+    drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
+    drop_inert_fields_of(document, "reasoning", REASONING)
     prediction = document.get("prediction")
     if isinstance(prediction, dict):
-        document["prediction"] = _plain_content(prediction, "prediction.")
+        change_items(prediction, "content", _plain_part, "prediction.")
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
         check_type(choice, "tool_choice", variants(ToolChoice))
@@ -238,7 +237,7 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
     """Parse a completion request. Raises ``ApiError`` that names the invalid field."""
     document = drop_inert_fields(parse_object(body), COMPLETION, "")
-    _drop_inert_members(document, "stream_options", STREAM_OPTIONS)
+    drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     return validated(CompletionBody, document)
 
 
@@ -251,49 +250,22 @@ def plain_chat(document: dict[str, Any]) -> dict[str, Any]:
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict):
             check_type(tool, f"tools[{index}]", ("function",))
-    messages = document.get("messages")
-    if isinstance(messages, list):
-        document["messages"] = [
-            _plain_message(message, f"messages[{index}].") if isinstance(message, dict) else message
-            for index, message in enumerate(messages)
-        ]
+    change_items(document, "messages", _plain_message)
     return document
 
 
-def _drop_inert_members(document: dict[str, Any], name: str, others: InertFields) -> None:
-    """Remove the ignored fields of the object ``name`` from ``document``."""
-    value = document.get(name)
-    if isinstance(value, dict):
-        document[name] = drop_inert_fields(value, others, f"{name}.")
-
-
-def _plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     plain = drop_inert_fields(message, MESSAGE, where)
-    calls = plain.get("tool_calls")
-    if isinstance(calls, list):
-        plain["tool_calls"] = [
-            _plain_call(call, f"{where}tool_calls[{index}].") if isinstance(call, dict) else call
-            for index, call in enumerate(calls)
-        ]
-    return _plain_content(plain, where)
+    change_items(plain, "tool_calls", _plain_call, where)
+    change_items(plain, "content", _plain_part, where)
+    return plain
 
 
-def _plain_content(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    content = document.get("content")
-    if not isinstance(content, list):
-        return dict(document)
-    parts = []
-    for index, part in enumerate(content):
-        if isinstance(part, dict):
-            at = f"{where}content[{index}]"
-            check_type(part, at, ("text",))
-            part = drop_inert_fields(part, PART, f"{at}.")
-        parts.append(part)
-    return {**document, "content": parts}
+def _plain_part(part: dict[str, Any], where: str) -> dict[str, Any]:
+    check_type(part, where.removesuffix("."), ("text",))
+    return drop_inert_fields(part, PART, where)
 
 
-def _plain_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict):
-        return dict(call)
-    return {**call, "function": drop_inert_fields(function, CALLED_FUNCTION, f"{where}function.")}
+def _plain_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    drop_inert_fields_of(call, "function", CALLED_FUNCTION, where)
+    return call

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.dialects.openai.rendering import MIN_LOGPROB
 from potluck.api.rendering import Json, scored_json
-from potluck.types.output import ReasoningPart, ToolCallArguments, ToolCallStart
+from potluck.types.output import ToolCallArguments, ToolCallStart
 from potluck.types.sequence import FinishReason
 from potluck.types.text import Tokenizer
 
@@ -28,7 +28,6 @@ class ChatChoices:
 
     def whole(self, index: int, delta: Delta) -> Json:
         """See ``Choices``."""
-        reasoning = _reasoning(delta)
         calls: list[_Call] = []
         for part in delta.parts:
             if isinstance(part, ToolCallStart):
@@ -40,7 +39,7 @@ class ChatChoices:
             "content": None if calls and not delta.text else delta.text,
             "refusal": None,
         }
-        if reasoning:
+        if reasoning := delta.reasoning:
             message["reasoning_content"] = reasoning
         if calls:
             self._calling.add(index)
@@ -59,7 +58,7 @@ class ChatChoices:
     def part(self, index: int, delta: Delta) -> Json:
         """See ``Choices``."""
         gained: Json = {}
-        if reasoning := _reasoning(delta):
+        if reasoning := delta.reasoning:
             gained["reasoning_content"] = reasoning
         if (text := delta.text) or not delta.parts:
             gained["content"] = text
@@ -122,7 +121,3 @@ class _CallPart:
 
 def _new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
-
-
-def _reasoning(delta: Delta) -> str:
-    return "".join(part.text for part in delta.parts if isinstance(part, ReasoningPart))

@@ -21,7 +21,7 @@ from potluck.api.dialects.openai.bodies import (
 from potluck.api.dialects.openai.messages import chat_messages, prediction_text
 from potluck.api.errors import invalid
 from potluck.api.grammars import choice_grammar, only_one, schema_grammar, written_grammar
-from potluck.api.requests import ChatRequest, CompletionRequest
+from potluck.api.requests import ChatRequest, CompletionRequest, given, num_top_logprobs
 from potluck.api.tools import not_among, tool_use
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
@@ -37,14 +37,12 @@ DEFAULT_COMPLETION_TOKENS = 16
 def chat_request(body: ChatBody) -> ChatRequest:
     """Convert a chat completion request. Raises ``PotluckError``."""
     messages = chat_messages(body.messages)
-    top_logprobs = body.top_logprobs or 0
     effort = _reasoning_effort(body)
-    if not body.logprobs and top_logprobs:
-        raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
+    top_logprobs = num_top_logprobs(body.logprobs, body.top_logprobs)
     return ChatRequest(
         **_common(body),
         max_new_tokens=_max_new_tokens(body, body.max_completion_tokens),
-        top_logprobs=top_logprobs if body.logprobs else None,
+        top_logprobs=top_logprobs,
         messages=messages,
         ending=chat_ending(
             messages,
@@ -102,7 +100,6 @@ def completion_request(body: CompletionBody) -> CompletionRequest:
 
 
 class _Common(TypedDict):
-    model_id: str
     grammar: str | None
     grammar_param: str
     sampling: dict[str, float | int]
@@ -116,7 +113,6 @@ class _Common(TypedDict):
 def _common(body: CommonBody) -> _Common:
     grammar = _requested_grammar(body)
     return _Common(
-        model_id=body.model,
         grammar=None if grammar is None else grammar[1],
         grammar_param="response_format" if grammar is None else grammar[0],
         sampling=_sampling(body),
@@ -157,35 +153,30 @@ def _allowed(tools: Sequence[Tool], choice: AllowedTools) -> list[Tool]:
 def _sampling(body: CommonBody) -> dict[str, float | int]:
     if body.repeat_penalty is not None:
         require_number("repeat_penalty", body.repeat_penalty)
-    values = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "repetition_penalty": _agreed(
+    return given(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=_agreed(
             "repeat_penalty",
             body.repeat_penalty,
             "repetition_penalty",
             body.repetition_penalty,
         ),
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+    )
 
 
 def _max_new_tokens(body: CommonBody, max_completion_tokens: int | None) -> int | None:
-    values = {
-        "max_tokens": body.max_tokens,
-        "max_completion_tokens": max_completion_tokens,
-    }
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, value in given.items():
+    limits = given(max_tokens=body.max_tokens, max_completion_tokens=max_completion_tokens)
+    for name, value in limits.items():
         if value != 0:  # 0 returns only the prompt, if echo is set
             require_number(name, value)
-    if len(set(given.values())) > 1:
+    if len(set(limits.values())) > 1:
         raise invalid("max_tokens", "max_tokens and max_completion_tokens differ: set only one")
-    return next(iter(given.values()), None)
+    return next(iter(limits.values()), None)
 
 
 def _stop(body: CommonBody) -> tuple[str, ...]:
@@ -220,22 +211,26 @@ def _requested_grammar(body: CommonBody) -> tuple[str, str] | None:
 
     Raises ``PotluckError``.
     """
-    given: dict[str, str] = {}
+    found: dict[str, str] = {}
     if body.response_format is not None:
         grammar = _response_format(body.response_format)
         if grammar is not None:
-            given["response_format"] = grammar
+            found["response_format"] = grammar
     if body.structured_outputs is not None:
-        given.update(_structured_outputs(body.structured_outputs))
-    if body.guided_json is not None:
-        given["guided_json"] = schema_grammar(body.guided_json, "guided_json")
-    if body.guided_regex is not None:
-        given["guided_regex"] = grammars.regex(body.guided_regex)
-    if body.guided_choice is not None:
-        given["guided_choice"] = choice_grammar(body.guided_choice, "guided_choice")
-    if body.guided_grammar is not None:
-        given["guided_grammar"] = written_grammar(body.guided_grammar, "guided_grammar")
-    return only_one(given)
+        constraints = _constraints(body.structured_outputs, "structured_outputs.")
+        if not constraints:
+            raise invalid(
+                "structured_outputs",
+                "structured_outputs has no constraint: set json, regex, choice or grammar",
+            )
+        found |= constraints
+    guided = StructuredOutputs(
+        json=body.guided_json,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+    )
+    return only_one(found | _constraints(guided, "guided_"))
 
 
 def _response_format(response_format: ResponseFormat) -> str | None:
@@ -256,19 +251,17 @@ def _response_format(response_format: ResponseFormat) -> str | None:
     return schema_grammar(document, f"{where}.schema")
 
 
-def _structured_outputs(outputs: StructuredOutputs) -> Mapping[str, str]:
-    where = "structured_outputs"
-    given: dict[str, str] = {}
+def _constraints(outputs: StructuredOutputs, where: str) -> dict[str, str]:
+    """Return the grammars that are set, by their fields, whose names begin with ``where``."""
+    found: dict[str, str] = {}
     if outputs.json is not None:
-        given[f"{where}.json"] = schema_grammar(outputs.json, f"{where}.json")
+        found[f"{where}json"] = schema_grammar(outputs.json, f"{where}json")
     if outputs.json_object:
-        given[f"{where}.json_object"] = grammars.json_object()
+        found[f"{where}json_object"] = grammars.json_object()
     if outputs.regex is not None:
-        given[f"{where}.regex"] = grammars.regex(outputs.regex)
+        found[f"{where}regex"] = grammars.regex(outputs.regex)
     if outputs.choice is not None:
-        given[f"{where}.choice"] = choice_grammar(outputs.choice, f"{where}.choice")
+        found[f"{where}choice"] = choice_grammar(outputs.choice, f"{where}choice")
     if outputs.grammar is not None:
-        given[f"{where}.grammar"] = written_grammar(outputs.grammar, f"{where}.grammar")
-    if not given:
-        raise invalid(where, f"{where} has no constraint: set json, regex, choice or grammar")
-    return given
+        found[f"{where}grammar"] = written_grammar(outputs.grammar, f"{where}grammar")
+    return found

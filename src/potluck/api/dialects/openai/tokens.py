@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from potluck.api.dialects.openai.token_bodies import (
     parse_tokenize,
 )
 from potluck.api.errors import invalid
-from potluck.api.jobs import chat_prompt
+from potluck.api.jobs import chat_prompt, require_known_tokens
 from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
 from potluck.text.detokenize import StreamingDetokenizer
@@ -74,9 +74,8 @@ def _tokenized(body: TokenizeBody, model: ServedModel) -> Json:
             raise invalid(name, f"{name} cannot be used with {given[0]}")
     tokens = _chat_tokens(body, model) if is_chat else _text_tokens(body, model)
     answer: Json = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
-    text_of = _text_of(model.tokenizer)
     if body.return_token_strs:
-        answer["token_strs"] = [text_of(token) for token in tokens]
+        answer["token_strs"] = [_text_of(model.tokenizer, token) for token in tokens]
     if body.with_pieces:
         answer["tokens"] = [
             {"id": token, "piece": _piece(model.tokenizer, token)} for token in tokens
@@ -113,11 +112,7 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> Json:
     tokens = body.tokens
     if not isinstance(tokens, list) or not all(type(each) is int for each in tokens):
         raise invalid("tokens", "tokens should be a list of tokens", code="invalid_type")
-    outside = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
-    if outside is not None:
-        raise invalid(
-            "tokens", f"token {outside} is not in the model's vocabulary of {model.vocab_size}"
-        )
+    require_known_tokens(tokens, model, "tokens")
     tokenizer = model.tokenizer
     texts = {text for token in tokens if (text := tokenizer.control_text(token))}
     detokenizer = StreamingDetokenizer(tokenizer, starts_text=True, visible=texts)
@@ -125,13 +120,8 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> Json:
     return {"prompt": text, "content": text}
 
 
-def _text_of(tokenizer: Tokenizer) -> Callable[[int], str]:
-    def text_of(token: int) -> str:
-        return tokenizer.control_text(token) or tokenizer.token_bytes(token).decode(
-            errors="replace"
-        )
-
-    return text_of
+def _text_of(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.control_text(token) or tokenizer.token_bytes(token).decode(errors="replace")
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:

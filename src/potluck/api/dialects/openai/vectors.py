@@ -86,7 +86,6 @@ class VectorEndpoints:
 
     def _prepare_embedding(self, body: EmbeddingBody, model: ServedModel) -> PreparedVectors:
         inputs = EmbeddingRequest(
-            model_id=body.model,
             inputs=texts_or_tokens(body.input, "input"),
             dimensions=body.dimensions,
         )
@@ -106,7 +105,6 @@ class VectorEndpoints:
             require_number("top_n", body.top_n)
         documents = [each if isinstance(each, str) else each.text for each in body.documents]
         inputs = RerankRequest(
-            model_id=body.model,
             pairs=[(body.query, document) for document in documents],
             instruction=body.instruction,
         )
@@ -124,7 +122,6 @@ class VectorEndpoints:
 
     def _prepare_score(self, body: ScoreBody, model: ServedModel) -> PreparedVectors:
         inputs = RerankRequest(
-            model_id=body.model,
             pairs=_pairs(body.text_1, body.text_2),
             instruction=body.instruction,
         )

@@ -28,6 +28,7 @@ from potluck.api.ignored_fields import (
     IgnoredField,
     InertFields,
     drop_inert_fields,
+    drop_inert_fields_of,
 )
 
 
@@ -381,9 +382,7 @@ _DATE = re.compile(r"_\d{4}_\d{2}_\d{2}")
 def parse_response(body: bytes | bytearray) -> ResponseBody:
     """Parse a request for a response. Raises ``ApiError`` that names the invalid field."""
     document = drop_inert_fields(parse_object(body), _OTHERS, "")
-    options = document.get("stream_options")
-    if isinstance(options, dict):
-        document["stream_options"] = drop_inert_fields(options, STREAM_OPTIONS, "stream_options.")
+    drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     items = document.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):

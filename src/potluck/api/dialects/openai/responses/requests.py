@@ -54,7 +54,7 @@ from potluck.api.dialects.openai.responses.tools import (
 )
 from potluck.api.errors import invalid
 from potluck.api.grammars import schema_grammar
-from potluck.api.requests import ChatRequest
+from potluck.api.requests import ChatRequest, given
 from potluck.api.tools import not_among, tool_use
 from potluck.grammars import build
 from potluck.text.chat import chat_ending
@@ -80,11 +80,9 @@ def response_request(body: ResponseBody, chat: Sequence[ChatMessage]) -> ChatReq
     system = (ChatMessage(role="system", content=instructions),) if instructions else ()
     messages = [*system, *chat]
     effort = None if body.reasoning is None else body.reasoning.effort
-    sampling = {"temperature": body.temperature, "top_p": body.top_p}
     wants_logprobs = "message.output_text.logprobs" in (body.include or ())
     return ChatRequest(
-        model_id=body.model,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+        sampling=given(temperature=body.temperature, top_p=body.top_p),
         max_new_tokens=body.max_output_tokens,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs or body.top_logprobs else None,
         grammar=_grammar(body),
