@@ -68,7 +68,7 @@ from potluck.cluster.network.trust import pem_files
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
-from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
+from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess
 from potluck.cluster.wire.calls import AskMetrics
 from potluck.cluster.wire.methods import METRICS
 from potluck.cluster.wire.worker_messages import Stats
@@ -166,10 +166,9 @@ class Agent:
                     links.used(node, path)
                 return await links.settled() if may_wait else links.speeds()
 
-            def transferred(progress: TransferProgress) -> None:
-                transfer = transfer_of(progress)
-                stages.hosted.note_transfer(progress.job, transfer)
-                weights.transfers[progress.job] = transfer
+            def transferred(job: str, transfer: Transfer) -> None:
+                stages.hosted.note_transfer(job, transfer)
+                weights.transfers[job] = transfer
 
             def dial_wanted(node: NodeId) -> None:
                 background.spawn(weights.ask_to_dial(node))
@@ -405,17 +404,6 @@ class Agent:
             for record, each in zip(live, answers, strict=True)
             if each is not None
         }
-
-
-def transfer_of(progress: TransferProgress) -> Transfer:
-    """Return the report for other nodes of this node's progress with a job's files."""
-    return Transfer(
-        done_bytes=progress.done_bytes,
-        total_bytes=progress.total_bytes,
-        by_source=dict(progress.bytes_by_source),
-        bytes_per_second=progress.bytes_per_second,
-        seconds_left=progress.seconds_left,
-    )
 
 
 async def _start_transfer(

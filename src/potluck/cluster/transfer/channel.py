@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from potluck.errors import TransferError
+
 _LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 2**28
 """The digests of a file of 8 TB."""
@@ -108,3 +110,11 @@ def encode(message: msgspec.Struct) -> bytes:
     """Return a message in the form in which it is sent."""
     data = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(data)) + data
+
+
+def process_gone() -> TransferError:
+    """Return the error of calls to a process that has ended."""
+    return TransferError(
+        "the transfer process of this node has exited",
+        hint="the agent restarts it; see the agent's log",
+    )

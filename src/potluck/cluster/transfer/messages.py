@@ -145,20 +145,12 @@ class DialFailed(_Message, frozen=True):
     reason: str
 
 
-AgentMessage: TypeAlias = (
-    SetSources
-    | EndJob
-    | SetServing
-    | SetRefused
-    | AskHoldings
-    | AskIdentity
-    | AskDigests
-    | AddDigests
-    | AskState
-    | RemoveFile
-    | ServePeer
-    | DialFailed
+Question: TypeAlias = (
+    AskHoldings | AskIdentity | AskDigests | AddDigests | AskState | RemoveFile | ServePeer
 )
+"""The messages with a ``number``, each answered on a thread of its own."""
+
+AgentMessage: TypeAlias = SetSources | EndJob | SetServing | SetRefused | DialFailed | Question
 
 
 # To the agent.
@@ -225,7 +217,7 @@ class Listening(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """See ``supervisor.TransferProgress``."""
+    """See ``types.content.Transfer``."""
 
     job: str
     done_bytes: int

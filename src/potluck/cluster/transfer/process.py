@@ -57,6 +57,7 @@ from potluck.cluster.transfer.messages import (
     LogLine,
     OpenFile,
     ProcessMessage,
+    Question,
     Refused,
     RemoveFile,
     ServePeer,
@@ -90,9 +91,6 @@ _STACK_BYTES = 2**19
 overcommitted."""
 
 _EXHAUSTED_SECONDS = 0.1
-
-_Query = AskHoldings | AskIdentity | AskDigests | AddDigests | AskState | RemoveFile | ServePeer
-"""Messages that are answered on a thread of their own."""
 
 
 class TransferService:
@@ -255,7 +253,7 @@ class TransferService:
             case _:
                 start_thread("answer", lambda: self._answer(message))
 
-    def _answer(self, message: _Query) -> None:
+    def _answer(self, message: Question) -> None:
         try:
             self._report(self._answered(message))
         except PotluckError as error:
@@ -263,7 +261,7 @@ class TransferService:
         except (OSError, ValueError) as error:
             self._report(Refused(message.number, type(error).__name__, str(error), ""))
 
-    def _answered(self, message: _Query) -> ProcessMessage:
+    def _answered(self, message: Question) -> ProcessMessage:
         number = message.number
         match message:
             case AskHoldings():
