@@ -49,7 +49,7 @@ from potluck.cluster.transfer.messages import (
     TransferSettings,
 )
 from potluck.errors import ModelFileError, PotluckError, TransferError
-from potluck.host.python_child import start_child
+from potluck.host.python_child import end_child, start_child
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
     ChunkSource,
@@ -391,16 +391,9 @@ class TransferProcess:
                 self._say(again)
 
     async def _end(self) -> None:
-        child = self._child
-        child.writer.close()
-        child.doors.close()
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                await child.process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
-            await child.process.wait()
+        self._child.writer.close()
+        self._child.doors.close()
+        await end_child(self._child.process, timeout_seconds=_END_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
