@@ -7,13 +7,15 @@ import json
 import signal
 import socket
 import ssl
+from dataclasses import replace
 
 import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready
 from support.processes.waiting import eventually, until
 
 from potluck.cluster.invitations.joined import read_joined
-from potluck.cluster.network.membership import Membership, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.network.membership import Membership, MembershipConfig, parse_address
+from potluck.cluster.network.trust.pem_files import pem_paths
 from potluck.errors import RemovedFromClusterError
 from potluck.types.cluster import NodeId
 
@@ -208,9 +210,7 @@ def test_a_removed_node_that_does_not_obey_is_cut_off_in_both_directions(fleet: 
     assert joined is not None
     assert third.end() == 0
     tls = third.state / "tls"
-    pem = PemPaths(
-        authority=tls / "authority.pem", certificate=tls / "node.pem", key=tls / "node-key.pem"
-    )
+    pem = replace(pem_paths(tls), removed=tls / "not-heard-of")
 
     def config(*connect: AgentProcess) -> MembershipConfig:
         """That of a node which knows nothing of removals, and will not hear of them."""

@@ -19,7 +19,6 @@ from potluck.cluster.network.membership import (
     Address,
     Membership,
     MembershipConfig,
-    PemPaths,
     parse_address,
 )
 from potluck.cluster.network.trust.authority import cluster_id, derive_authority, issue_credentials
@@ -160,9 +159,7 @@ async def links_of(
         cluster_id=cluster_id(secret),
         listen=Address(host="127.0.0.1", port=0),
         connect=(parse_address(next(iter(fleet.agents.values())).address),),
-        pem=PemPaths(
-            authority=paths.authority, certificate=paths.certificate, key=paths.private_key
-        ),
+        pem=paths,
     )
     found = {}
     async with await Membership.open(config) as membership:

@@ -98,7 +98,7 @@ def test_a_node_with_only_our_authority_certificate_is_not_let_in(tmp_path: Path
 
     async def body() -> None:
         ours, theirs = (TestAuthority(tmp_path / name).issue("node") for name in ("a", "b"))
-        forged = PemPaths(authority=ours.authority, certificate=theirs.certificate, key=theirs.key)
+        forged = replace(theirs, authority=ours.authority)
         events = Events()
         observer = events.observer()
         async with await Membership.open(make_config(0, pem=ours), observer=observer) as member:
@@ -199,7 +199,7 @@ def test_an_address_in_use_and_bad_certificates_are_errors_in_words(tmp_path: Pa
             assert message == f"cannot listen on {member.address}: address already in use"
         empty = tmp_path / "empty.pem"
         empty.write_text("")
-        broken = PemPaths(authority=empty, certificate=empty, key=empty)
+        broken = PemPaths(authority=empty, certificate=empty, key=empty, removed=empty)
         message = await refusal(make_config(1, pem=broken), within=2)
         assert "the secure transport could not be set up" in message
 

@@ -27,7 +27,6 @@ from potluck.cluster.network.membership import (
     MembershipConfig,
     MethodTable,
     Observer,
-    PemPaths,
     parse_address,
 )
 from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
@@ -62,9 +61,7 @@ async def main(settings: dict[str, Any], directory: Path) -> None:
         cluster_id="test",
         listen=Address(host=host, port=0),
         connect=tuple(map(parse_address, settings["connect"])),
-        pem=PemPaths(
-            authority=paths.authority, certificate=paths.certificate, key=paths.private_key
-        ),
+        pem=paths,
     )
     methods = MethodTable(is_complete=False)
     background = Background()

@@ -73,9 +73,7 @@ async def _run(settings: dict[str, Any]) -> int:
         host=settings["host"],
         multicast=settings["multicast"],
         wire_version=settings["wire_version"],
-        pem=None
-        if pem is None
-        else PemPaths(authority=Path(pem[0]), certificate=Path(pem[1]), key=Path(pem[2])),
+        pem=None if pem is None else PemPaths(**{name: Path(text) for name, text in pem.items()}),
     )
     observer = Observer(
         on_join=lambda node: _say(f"join {node}"),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,6 @@ from potluck.cluster.network.membership import (
     MembershipConfig,
     MethodTable,
     Observer,
-    PemPaths,
 )
 from potluck.errors import PotluckError
 from potluck.host.child_environment import child_environment
@@ -152,7 +151,7 @@ class ChildMember:
     def __init__(self, module: str, settings: object, prefix: Sequence[str]) -> None:
         paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", module, json.dumps(settings)],
+            [*prefix, sys.executable, "-m", module, json.dumps(settings, default=str)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -204,7 +203,7 @@ class MemberProcess(ChildMember):
             "host": config.listen.host,
             "multicast": config.multicast,
             "wire_version": config.wire_version,
-            "pem": None if config.pem is None else _pem_texts(config.pem),
+            "pem": None if config.pem is None else asdict(config.pem),
         }
         super().__init__("support.cluster.member_process", settings, prefix)
         self._lines: list[str] = []
@@ -246,10 +245,6 @@ class MemberProcess(ChildMember):
             with self._news:
                 self._lines.append(line.strip())
                 self._news.notify_all()
-
-
-def _pem_texts(pem: PemPaths) -> list[str]:
-    return [str(pem.authority), str(pem.certificate), str(pem.key)]
 
 
 class LinkMember(ChildMember):

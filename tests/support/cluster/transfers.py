@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from support.cluster.edges import credentials
@@ -163,7 +164,7 @@ class TransferNode:
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        self.service._removed = None
+        self.service._refused = _Everybody()
         self.board.set_refused(_Everybody())
         self._server.close()
 
@@ -173,6 +174,9 @@ class _Everybody(frozenset[NodeId]):
 
     def __contains__(self, node: object) -> bool:
         return True
+
+    def __or__(self, others: object) -> Self:
+        return self
 
 
 @contextmanager

@@ -64,7 +64,6 @@ from potluck.cluster.network.membership import (
     MethodTable,
     PemPaths,
 )
-from potluck.cluster.network.trust import pem_files
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
@@ -407,7 +406,7 @@ class Agent:
 
 
 async def _start_transfer(
-    config: AgentConfig, membership: Membership, paths: pem_files.PemPaths, events: TransferEvents
+    config: AgentConfig, membership: Membership, paths: PemPaths, events: TransferEvents
 ) -> tuple[TransferProcess | None, str]:
     """Start the transfer process; without it the node reads only files at their own paths."""
     folder = default_store_folder(os.environ)
@@ -420,7 +419,7 @@ async def _start_transfer(
         node_id=membership.node_id,
         authority=str(paths.authority),
         certificate=str(paths.certificate),
-        key=str(paths.private_key),
+        key=str(paths.key),
         removed=str(paths.removed),
         store_folder=str(folder),
         limit_bytes=default_limit_bytes(folder) if limit_bytes is None else limit_bytes,
@@ -451,7 +450,7 @@ def _probe_options(config: AgentConfig, threads: NodeThreads) -> ProbeOptions:
 
 
 def _membership_config(
-    config: AgentConfig, identity: Identity, paths: pem_files.PemPaths
+    config: AgentConfig, identity: Identity, paths: PemPaths
 ) -> MembershipConfig:
     return MembershipConfig(
         node_id=identity.node_id,
@@ -459,12 +458,7 @@ def _membership_config(
         listen=config.listen,
         connect=config.connect,
         multicast=config.multicast,
-        pem=PemPaths(
-            authority=paths.authority,
-            certificate=paths.certificate,
-            key=paths.private_key,
-            removed=paths.removed,
-        ),
+        pem=paths,
         has_to_join=config.secret is not None,
         lease_milliseconds=config.lease_milliseconds,
     )

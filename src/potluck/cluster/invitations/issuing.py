@@ -18,6 +18,7 @@ import msgspec
 
 from potluck.cluster.invitations.channel import Question, Reply
 from potluck.cluster.invitations.ledger import Ledger
+from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.authority import (
     Authority,
     authority_pem,
@@ -108,7 +109,7 @@ class Issuing:
             raise UsageError(
                 f"this cluster runs Potluck {facts.version} (wire version {WIRE_VERSION}), but the "
                 f"newcomer runs {request.version[:40]!r} (wire version {request.wire_version})",
-                hint="install the same version of Potluck on every node",
+                hint=SAME_VERSION,
             )
         key = requested_key(request.certificate_request.encode("utf-8"))
         client_key = requested_key(request.client_request.encode("utf-8"))

@@ -104,8 +104,7 @@ class TransferService:
     ) -> None:
         self._credentials = credentials
         self._report = report
-        path = credentials.removed_path
-        self._removed = None if path is None else RemovedNodes(path)
+        self._removed = RemovedNodes(credentials.removed_path)
         self._refused: frozenset[NodeId] = frozenset()
         self._client_context = credentials.client_context()
         self._incoming, self._outgoing = Share(), Share()
@@ -131,8 +130,7 @@ class TransferService:
         """Run periodic work, forever."""
         while True:
             time.sleep(_TICK_SECONDS)
-            if self._removed is not None:
-                self.board.set_refused(self._refused | self._removed.nodes())
+            self.board.set_refused(self._refused | self._removed.nodes())
             self.board.tick()
 
     def listen(self, source: ConnectionSource) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.removals import Removal
 from potluck.cluster.wire.worker_messages import Connect, Loaded, Progress, Stats
 from potluck.errors import CallError
@@ -39,8 +40,6 @@ MAX_SHAPES = 64
 
 NUM_NONCE_BYTES = 16
 """The length of the nonce of a ``Multicast``: too long to be guessed or to recur by chance."""
-
-SAME_VERSION = "install the same version of Potluck on every node"
 
 _MOST_RECORD_BYTES = 2**24
 """The limit for a record before compression, several times the size of any: a malformed message

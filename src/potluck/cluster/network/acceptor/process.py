@@ -122,8 +122,7 @@ class Acceptor:
         self._stall_milliseconds = stall_milliseconds
         self._server = server
         self._inner = inner
-        path = credentials.removed_path
-        self._removed = None if path is None else RemovedNodes(path)
+        self._removed = RemovedNodes(credentials.removed_path)
         self._server_context = credentials.server_context()
         self._client_context = credentials.client_context()
         self._selector = selectors.DefaultSelector()
@@ -277,7 +276,7 @@ class Acceptor:
 
     def _end_removed(self) -> None:
         """Reset the connections of removed nodes."""
-        removed = frozenset() if self._removed is None else self._removed.nodes()
+        removed = self._removed.nodes()
         for splice in [each for each in self._splices if each.peer in removed]:
             _LOG.warning("closed a connection from node %s, which was removed", splice.peer)
             self._end(splice, is_broken=True)

@@ -139,7 +139,7 @@ class MethodTable:
         if handler is None:
             raise CallError(
                 f"the node called does not know the method {name!r}",
-                hint="install the same version of Potluck on every node",
+                hint=messages.SAME_VERSION,
             )
         return handler
 

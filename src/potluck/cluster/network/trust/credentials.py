@@ -56,7 +56,7 @@ class Credentials:
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = _MemberContext(protocol)
         context.sslsocket_class = _MemberSocket
-        context.removed = None if self.removed_path is None else RemovedNodes(self.removed_path)
+        context.removed = RemovedNodes(self.removed_path)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.maximum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -75,20 +75,17 @@ class RemovedNodeError(ConnectionRefusedError):
 
 
 class _MemberContext(ssl.SSLContext):
-    removed: RemovedNodes | None
+    removed: RemovedNodes
 
 
 class _MemberSocket(ssl.SSLSocket):
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
-        removed = self.context.removed if isinstance(self.context, _MemberContext) else None
-        if removed is None:
-            return
         try:
             peer = peer_node_id(self)
         except ParameterError:  # not a member at all: the caller reports it
             return
-        if peer in removed:
+        if peer in cast("_MemberContext", self.context).removed:
             if self.server_side:
                 with contextlib.suppress(OSError):
                     self.send(REMOVED_NOTICE)
@@ -103,9 +100,14 @@ def load_pem_chain(context: ssl.SSLContext, pem: bytes) -> None:
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
+def is_node_id(text: str) -> bool:
+    """Return whether ``text`` is 16 lower-case hexadecimal digits."""
+    return _NODE_ID.fullmatch(text) is not None
+
+
 def check_node_id(text: str) -> NodeId:
     """Return ``text`` as a node id: 16 hexadecimal digits. Raises ``ParameterError``."""
-    if not _NODE_ID.fullmatch(text):
+    if not is_node_id(text):
         raise ParameterError("node id", f"{text[:40]!r} is not a node id (16 hexadecimal digits)")
     return NodeId(text)
 
