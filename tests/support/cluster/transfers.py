@@ -87,7 +87,7 @@ class TransferNode:
             store_folder=str(folder / "weights"),
             limit_bytes=limit_bytes,
         )
-        given = replace(credentials(self.node_id), removed_path=self.removed)
+        given = replace(credentials(self.node_id), removed_path=str(self.removed))
         self.service = TransferService(settings, given, self._handle_message)
         self.board = self.service.board
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)

@@ -457,7 +457,7 @@ def run_transfer(
         certificate_pem=Path(settings.certificate).read_bytes(),
         private_key_pem=Path(settings.key).read_bytes(),
         authority_pem=Path(settings.authority).read_bytes(),
-        removed_path=None if settings.removed is None else Path(settings.removed),
+        removed_path=settings.removed,
     )
 
     def report(message: ProcessMessage) -> None:

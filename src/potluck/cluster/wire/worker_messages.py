@@ -12,6 +12,7 @@ import msgspec
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.listener import RoutedConnections
 from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.content import Manifest, Transfer
 from potluck.types.held_stage import HeldStage
@@ -43,19 +44,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     def address(self) -> EdgeAddress:
         """Return the address at which it listens."""
         return EdgeAddress(host=self.host, port=self.port, name=self.name)
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The PEM documents with which the worker proves its membership (see ``trust.credentials``).
-
-    ``removed_path`` is the list of nodes that were removed from the cluster.
-    """
-
-    node_id: NodeId
-    certificate_pem: bytes
-    private_key_pem: bytes
-    authority_pem: bytes
-    removed_path: str | None = None
 
 
 class StageFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +125,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     spec: StageSpec
     unit: UnitAddress
     device_free_bytes: int | None
-    identity: Identity
+    identity: Credentials
     listen_host: str
     num_threads: int
     route: EdgeRoute | None = None

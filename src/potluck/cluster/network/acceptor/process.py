@@ -311,7 +311,7 @@ def run_acceptor(settings: AcceptorSettings, server: int, reports: int, routes: 
         certificate_pem=Path(settings.certificate).read_bytes(),
         private_key_pem=Path(settings.key).read_bytes(),
         authority_pem=Path(settings.authority).read_bytes(),
-        removed_path=None if settings.removed is None else Path(settings.removed),
+        removed_path=settings.removed,
     )
     acceptor = Acceptor(
         socket.socket(fileno=server),

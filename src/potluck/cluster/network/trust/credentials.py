@@ -14,7 +14,6 @@ import os
 import re
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 from potluck.cluster.network.trust.removed import RemovedNodes
@@ -32,14 +31,14 @@ class Credentials:
     """A node's certificate and key, and the certificate of the authority that issued it (PEM).
 
     ``removed_path`` is the file of removed nodes (``trust.removed``), which contexts read in each
-    handshake; None if nodes cannot be removed.
+    handshake; None if nodes cannot be removed. An agent sends all of it to its workers.
     """
 
     node_id: NodeId
     certificate_pem: bytes
     private_key_pem: bytes = field(repr=False)
     authority_pem: bytes
-    removed_path: Path | None = None
+    removed_path: str | None = None
 
     def server_context(self) -> ssl.SSLContext:
         """Return a context for accepting connections. It may be used for any number of them."""

@@ -55,5 +55,5 @@ def read_pem_files(directory: Path, node_id: NodeId) -> Credentials:
         certificate_pem=paths.certificate.read_bytes(),
         private_key_pem=paths.key.read_bytes(),
         authority_pem=paths.authority.read_bytes(),
-        removed_path=paths.removed,
+        removed_path=str(paths.removed),
     )

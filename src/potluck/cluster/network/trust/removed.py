@@ -32,8 +32,8 @@ class RemovedNodes:
     force.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = None if path is None else Path(path)
         self._lock = threading.Lock()
         self._last = _Read()
 

@@ -27,7 +27,7 @@ def test_an_open_directory_is_closed_and_old_files_are_replaced(tmp_path: Path) 
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     read = read_pem_files(directory, SENDER)
-    assert read.removed_path == directory / "removed"
+    assert read.removed_path == str(directory / "removed")
     assert replace(read, removed_path=None) == credentials(SENDER)
 
 
