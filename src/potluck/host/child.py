@@ -339,12 +339,12 @@ def _watch(
                 os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, selectors.EVENT_READ, taker)
         while True:
-            has_ended = status.has_ended or _has_ended(supervisor.pid)
+            is_over = status.has_ended or has_ended(supervisor.pid)
             # After the end, read only what is already in the pipes: others may still write to them.
-            _take(selector, 0.0 if has_ended else _POLL_SECONDS)
+            _take(selector, 0.0 if is_over else _POLL_SECONDS)
             if stdout.is_too_long:
                 return Failure.MALFORMED, queued_seconds
-            if has_ended:
+            if is_over:
                 return None, queued_seconds
             now = time.monotonic()
             if now < next_look:
@@ -376,11 +376,14 @@ def _take(selector: selectors.BaseSelector, timeout_seconds: float) -> None:
             selector.unregister(pipe)
 
 
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended. It stays a zombie, so that its process id is not reused."""
+def has_ended(pid: int) -> bool:
+    """Return whether a child has ended, even if it was reaped.
+
+    If not, it stays a zombie, so that its process id is not reused.
+    """
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # reaped by the kernel, if SIGCHLD is ignored
+    except ChildProcessError:  # reaped, by the kernel if SIGCHLD is ignored
         return True
 
 

@@ -43,7 +43,7 @@ from potluck.cluster.wire.worker_messages import (
 )
 from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
-from potluck.host.child import signal_name
+from potluck.host.child import has_ended, signal_name
 from potluck.host.python_child import start_child
 from potluck.types.cluster import Epoch
 from potluck.types.content import Transfer
@@ -341,7 +341,7 @@ class WorkerProcess:
         """Kill it, whatever it is doing; all its memory is freed. Idempotent."""
         if self._listening.done():
             return
-        if self._failure is None and not _has_ended(self.pid):
+        if self._failure is None and not has_ended(self.pid):
             self._was_killed = True
         self._kill()
 
@@ -358,7 +358,7 @@ class WorkerProcess:
     def _kill(self) -> None:
         # Not through ``Popen``, which could reap a process that has just exited, and take its
         # status from the task that waits for it.
-        if self._process.returncode is None and not _has_ended(self.pid):
+        if self._process.returncode is None and not has_ended(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         asyncio.get_running_loop().call_later(_KILL_SECONDS, self._writer.transport.abort)
@@ -492,14 +492,6 @@ def _met(failed: Failed) -> PotluckError:
     if failed.fault in _FAULTS:
         return UnitFaultError(failed.fault, failed.message, hint=failed.hint)
     return EngineError(failed.message, hint=failed.hint)
-
-
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has exited, even if it was already reaped."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # already reaped
-        return True
 
 
 def _unreadable(file: MappedFile) -> EngineError:

@@ -28,6 +28,7 @@ from potluck.cluster.wire.worker_messages import (
 )
 from potluck.engines.backends import native_unit
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
+from potluck.host.child import has_ended
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -328,7 +329,7 @@ def test_one_that_died_before_it_was_killed_died_by_itself() -> None:
             loading = asyncio.create_task(load(process))
             await asyncio.sleep(0)  # it is told to
             # The loop hears of the end only after this.
-            eventually(lambda: module._has_ended(process.pid), what="its process has ended")
+            eventually(lambda: has_ended(process.pid), what="its process has ended")
             process.kill()
             with pytest.raises(UnitFaultError):
                 await loading
