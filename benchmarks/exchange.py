@@ -25,7 +25,7 @@ from pathlib import Path
 from circumstances import edge_circumstances
 
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -192,14 +192,14 @@ def _serve(member: int, size: int, directory: Path, rounds: int) -> None:
     outgoing: dict[int, OutgoingEdge] = {}
     with _accepting(listener, member, others) as accept:
         for each in others:
-            outgoing[each] = connect_edge(
+            outgoing[each] = connect_both_ways(
                 EdgeAddress(host=addresses[each][0], port=addresses[each][1]),
                 credentials,
                 Hello(scope=SCOPE, index=0, sender=member, receiver=each),
                 peer=_node(each),
                 limits=LIMITS,
                 timeout_seconds=DEADLINE_SECONDS,
-            )
+            )[0]
             outgoing[each].reserve(TURN_BYTES)
         incoming = accept()
     part = GroupPart(member=member, shares=(1,) * size)
@@ -237,12 +237,16 @@ def _accepting(
     }
     with ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(
-            listener.accept_all, expected, limits=LIMITS, timeout_seconds=DEADLINE_SECONDS
+            listener.accept_ends, expected, limits=LIMITS, timeout_seconds=DEADLINE_SECONDS
         )
 
         def accepted() -> dict[int, IncomingEdge]:
             edges = accepting.result()
-            return {hello.sender or 0: edge for hello, edge in edges.items()}
+            return {
+                hello.sender or 0: edge
+                for hello, edge in edges.items()
+                if isinstance(edge, IncomingEdge)
+            }
 
         yield accepted
 

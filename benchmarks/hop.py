@@ -24,7 +24,7 @@ from pathlib import Path
 from circumstances import edge_circumstances
 
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -175,9 +175,9 @@ def _port(listening: EdgeListener | socket.socket) -> int:
 
 def _accept(listening: EdgeListener | socket.socket, peer: NodeId, expected: Hello) -> IncomingEdge:
     if isinstance(listening, EdgeListener):
-        return listening.accept(
+        return listening.accept_both_ways(
             expected, peer=peer, limits=LIMITS, timeout_seconds=DEADLINE_SECONDS
-        )
+        )[1]
     connection, _ = listening.accept()
     set_edge_options(connection)
     return IncomingEdge(connection, peer, SCOPE, LIMITS)
@@ -191,14 +191,14 @@ def _connect(
         connection = socket.create_connection(address.endpoint)
         set_edge_options(connection)
         return OutgoingEdge(connection, peer, SCOPE, LIMITS)
-    return connect_edge(
+    return connect_both_ways(
         address,
         read_pem_files(directory / node_id, node_id),
         hello,
         peer=peer,
         limits=LIMITS,
         timeout_seconds=DEADLINE_SECONDS,
-    )
+    )[0]
 
 
 if __name__ == "__main__":
