@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready
+from support.cluster.members import opened
 from support.processes.waiting import eventually, until
 
 from potluck.cluster.invitations.joined import read_joined
@@ -223,7 +224,7 @@ def test_a_removed_node_that_does_not_obey_is_cut_off_in_both_directions(fleet: 
         )
 
     async def disobey() -> None:
-        async with await Membership.open(config(first)) as deaf:
+        async with opened(config(first)) as deaf:
             await seen(deaf, {first.node_id, second.node_id})
             removal = await asyncio.to_thread(first.command_line, "nodes", "remove", node)
             assert removal.returncode == 0, removal.stderr + first.log
@@ -235,7 +236,7 @@ def test_a_removed_node_that_does_not_obey_is_cut_off_in_both_directions(fleet: 
         with pytest.raises(RemovedFromClusterError):
             await Membership.open(config(second))
         # And where a member that knows of it connects to it.
-        async with await Membership.open(config()) as deaf:
+        async with opened(config()) as deaf:
             address = str(deaf.address)
             second.end()
             arguments = ("--join", address, "--join", first.address)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import Fleet
-from support.cluster.members import LinkMember
+from support.cluster.members import LinkMember, opened
 from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import done_within, eventually, until
@@ -17,7 +17,6 @@ from support.processes.waiting import done_within, eventually, until
 from potluck.cluster.network.links.schedule import SHARE, WINDOW_SECONDS
 from potluck.cluster.network.membership import (
     Address,
-    Membership,
     MembershipConfig,
     parse_address,
 )
@@ -162,7 +161,7 @@ async def links_of(
         pem=paths,
     )
     found = {}
-    async with await Membership.open(config) as membership:
+    async with opened(config) as membership:
         request = AskSpeeds(model_shapes=(), may_wait=True)
         await until(lambda: membership.nodes() == frozenset(nodes), what="it sees all nodes")
         for node in map(NodeId, nodes):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.cluster.agents import OTHER_VERSION, OTHER_WIRE_VERSION, AgentProcess, Fleet
 from support.cluster.imposters import named
+from support.cluster.members import opened
 
-from potluck.cluster.network.membership import Membership, MembershipConfig, parse_address
+from potluck.cluster.network.membership import MembershipConfig, parse_address
 from potluck.cluster.network.trust.authority import Authority, cluster_id, derive_authority
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.pem_files import write_pem_files
@@ -95,7 +96,7 @@ def refusal(fleet: Fleet, directory: Path, credentials: Credentials | None) -> s
 
 
 async def _join(config: MembershipConfig) -> None:
-    async with await Membership.open(config):
+    async with opened(config):
         pass
 
 

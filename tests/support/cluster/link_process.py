@@ -18,12 +18,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from support.cluster.members import opened
+
 from potluck.cli.process_end import end_process, skip_finalization
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
 from potluck.cluster.network.membership import (
     Address,
-    Membership,
     MembershipConfig,
     MethodTable,
     Observer,
@@ -65,7 +66,7 @@ async def main(settings: dict[str, Any], directory: Path) -> None:
     )
     methods = MethodTable(is_complete=False)
     background = Background()
-    async with await Membership.open(
+    async with opened(
         config, methods=methods, observer=Observer(on_join=on_join, on_leave=on_leave)
     ) as membership:
         links = Links(membership, credentials, listen_host=host, spawn=background.spawn)

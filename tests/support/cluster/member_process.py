@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support.cluster.members import Handlers, make_config
+from support.cluster.members import Handlers, leaving, make_config
 
 from potluck.cli.process_end import end_process, skip_finalization
 from potluck.cluster.network.membership import Membership, Observer, PemPaths, parse_address
@@ -86,7 +86,7 @@ async def _run(settings: dict[str, Any]) -> int:
         _say(f"error {error.message}")
         return 1
     tasks = []
-    async with membership:
+    async with leaving(membership):
         _say(f"open {membership.address}")
         while line := await asyncio.to_thread(sys.stdin.readline):
             tasks.append(asyncio.create_task(_do(membership, line)))

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from support.processes.waiting import eventually
 
 from potluck.cluster.network.membership import (
     Address,
+    Membership,
     MembershipConfig,
     MethodTable,
     Observer,
@@ -33,6 +35,22 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 def node_id(number: int) -> NodeId:
     return NodeId(f"{number:016x}")
+
+
+@asynccontextmanager
+async def leaving(membership: Membership) -> AsyncIterator[Membership]:
+    """A member that leaves at the end of the block."""
+    try:
+        yield membership
+    finally:
+        await membership.close()
+
+
+@asynccontextmanager
+async def opened(config: MembershipConfig, **others: Any) -> AsyncIterator[Membership]:
+    """A member from the beginning to the end of the block."""
+    async with leaving(await Membership.open(config, **others)) as member:
+        yield member
 
 
 def own_threads() -> list[str]:

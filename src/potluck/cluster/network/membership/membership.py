@@ -9,8 +9,6 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from potluck.cluster.network.membership.address import Address
 from potluck.cluster.network.membership.client import CallClient
@@ -71,7 +69,7 @@ class Observer:
 
 
 class Membership:
-    """Created by :meth:`open`; use it as an async context manager, or call ``close``.
+    """Created by :meth:`open`; call ``close`` in the end.
 
     For use only in the event loop that opened it. Others see this node leave when it is closed,
     within milliseconds if its process dies, and within the lease if it is stopped or disconnected.
@@ -240,17 +238,6 @@ class Membership:
         self._client.close()
         await self._server.close()
         await self._session.close(wait_seconds=wait_seconds)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _use(self, session: ZenohSession) -> None:
         """Call and answer over ``session``, in which no other member is known yet."""
