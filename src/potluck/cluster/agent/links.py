@@ -9,7 +9,6 @@ deadline. Their traffic is limited (``cluster.network.links.schedule``).
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 import threading
@@ -19,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
@@ -29,6 +27,7 @@ from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, run_
 from potluck.cluster.network.links.figures import LinkFigures, Sample
 from potluck.cluster.network.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
 from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.network.membership.address import ip_of
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import (
     CheckLinks,
@@ -356,7 +355,7 @@ class Links:
             wait_seconds = min(max(0.0, answer.wait_seconds), _LONGEST_WAIT_SECONDS)
             self._schedule.was_busy(node_id, self._clock(), wait_seconds=wait_seconds)
             return
-        if not _is_ip_address(answer.host):
+        if ip_of(answer.host) is None:
             raise EdgeError(node_id, f"{answer.host[:60]!r} is not an IP address")
         measurement = _Measurement(
             node_id,
@@ -376,7 +375,7 @@ class Links:
         """Return a function that connects to a node that listens for it."""
         hello = _hello(self._membership.node_id, number)
         return lambda: connect_both_ways(
-            EdgeAddress(host=answer.host, port=answer.port, name=answer.name),
+            answer.address,
             self._credentials,
             hello,
             peer=node_id,
@@ -421,7 +420,7 @@ class Links:
         except PotluckError as error:
             _log.debug("could not try to connect to node %s: %s", node_id, error.message)
             return False
-        if isinstance(answer, LinkBusy) or not _is_ip_address(answer.host):
+        if isinstance(answer, LinkBusy) or ip_of(answer.host) is None:
             return False
         connect = self._connecting(node_id, answer, request.number)
 
@@ -548,14 +547,6 @@ def _listening(listener: EdgeListener, budget_seconds: float) -> LinkListening:
         name=address.name,
         budget_seconds=budget_seconds,
     )
-
-
-def _is_ip_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _hello(first: NodeId, number: int) -> Hello:

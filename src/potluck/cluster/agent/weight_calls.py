@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import AsyncGenerator
 
@@ -14,6 +13,7 @@ from potluck.catalog import (
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.network.membership.address import ip_of
 from potluck.cluster.wire.calls import (
     AskHoldings,
     CheckModel,
@@ -170,10 +170,8 @@ class WeightCalls:
             await process.add_digests(request.content, request.digests, verified=True)
 
     async def _on_dial(self, caller: NodeId, request: DialBack) -> None:
-        try:
-            ipaddress.ip_address(request.host)
-        except ValueError:
-            raise TransferError(f"{request.host[:60]!r} is not an IP address") from None
+        if ip_of(request.host) is None:
+            raise TransferError(f"{request.host[:60]!r} is not an IP address")
         await self._weights.process().serve_peer(caller, (request.host, request.port))
 
     async def _on_discard(self, request: DiscardFile) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.removals import Removal
-from potluck.cluster.wire.worker_messages import Connect, Loaded, Progress, Stats
+from potluck.cluster.wire.worker_messages import Connect, Loaded, Located, Progress, Stats
 from potluck.errors import CallError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import (
@@ -145,7 +145,7 @@ class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
     is_check: bool = False
 
 
-class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LinkListening(Located, msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The node waits for the connection at this address, and may spend ``budget_seconds``."""
 
     host: str
