@@ -158,7 +158,7 @@ class TransferNode:
         return [each for each in self.reports if isinstance(each, PeerDropped)]
 
     def held_chunks(self, content: FileContent) -> int:
-        held, _ = self.board.held([content])
+        held, _ = self.board.files.held([content])
         return sum(end - first for first, end in held.get(content.sha256, ()))
 
     def close(self) -> None:

@@ -272,10 +272,6 @@ class StageCrashes:
     def __init__(self) -> None:
         self._crashes: dict[tuple[DeploymentId, int], tuple[Epoch, str]] = {}
 
-    def __len__(self) -> int:
-        """Return the number of crashes not yet reported."""
-        return len(self._crashes)
-
     def note(self, spec: StageSpec, line: str) -> None:
         """Record that a stage crashed, with a line that describes how."""
         self._crashes[spec.deployment, spec.index] = (spec.epoch, line)

@@ -118,11 +118,6 @@ class NodeWeights:
         self.transfers: dict[str, Transfer] = {}
         self._checks: dict[str, asyncio.Future[ModelCheck]] = {}
 
-    @property
-    def files(self) -> TransferProcess | None:
-        """Return the transfer process; None if there is none."""
-        return self._files
-
     # Requests of coordinators.
 
     async def read(self, model: str, record: DeploymentRecord | None = None) -> ReadModel:

@@ -63,10 +63,6 @@ OnOver = Callable[[PotluckError], None]
 OpenPipeline = Callable[[OnOutcome, OnOver], RemotePipeline]
 
 
-def _soon() -> int:
-    return _RETRY_AFTER_SECONDS
-
-
 _NOT_ADDED = SequenceId(-1)
 
 
@@ -177,7 +173,7 @@ class RequestQueue:
         recovery_wait_seconds: float,
         why_not: Callable[[], PotluckError],
         no_plan: Callable[[], bool] = lambda: False,
-        retry_after: Callable[[], int] = _soon,
+        retry_after: Callable[[], int] = lambda: _RETRY_AFTER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model_id = model_id

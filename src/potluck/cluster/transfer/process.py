@@ -263,12 +263,12 @@ class TransferService:
         number = message.number
         match message:
             case AskHoldings():
-                held, verified = self.board.held(message.contents)
+                held, verified = self.board.files.held(message.contents)
                 return HoldingsAnswer(number, held, tuple(verified))
             case AskIdentity():
                 return self._identified(number, Path(message.path))
             case AskDigests():
-                return DigestsAnswer(number, self.board.digests(message.sha256))
+                return DigestsAnswer(number, self.board.files.digests(message.sha256))
             case AddDigests():
                 self.board.add_digests(
                     message.content, message.digests, is_verified=message.is_verified
@@ -277,7 +277,7 @@ class TransferService:
             case AskState():
                 return self._hashed(message)
             case RemoveFile():
-                self.board.remove(message.sha256)
+                self.board.files.remove(message.sha256)
                 return Done(number)
             case ServePeer():
                 self.serve_peer(message.node, (message.host, message.port))
