@@ -452,19 +452,12 @@ def run_transfer(
     os.set_inheritable(doors, False)
     channel: Channel[AgentMessage] = Channel(socket.socket(fileno=control), AgentMessage)
     logging.basicConfig(level=logging.WARNING, handlers=[AgentLog(channel)])
-    credentials = Credentials(
-        node_id=NodeId(settings.node_id),
-        certificate_pem=Path(settings.certificate).read_bytes(),
-        private_key_pem=Path(settings.key).read_bytes(),
-        authority_pem=Path(settings.authority).read_bytes(),
-        removed_path=settings.removed,
-    )
 
     def report(message: ProcessMessage) -> None:
         with contextlib.suppress(ChannelClosedError):
             channel.send(message)
 
-    service = TransferService(settings, credentials, report)
+    service = TransferService(settings, settings.read(), report)
     source: ConnectionSource
     if connections is None:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

@@ -14,6 +14,7 @@ import os
 import re
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from potluck.cluster.network.trust.removed import RemovedNodes
@@ -64,6 +65,31 @@ class Credentials:
         context.load_verify_locations(cadata=self.authority_pem.decode("ascii"))
         load_pem_chain(context, self.certificate_pem + self.private_key_pem)
         return context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialFiles:
+    """The settings with which a child process of the agent reads the node's credentials.
+
+    ``authority``, ``certificate`` and ``key`` are PEM files, ``removed`` is the file of removed
+    nodes.
+    """
+
+    node_id: str
+    authority: str
+    certificate: str
+    key: str
+    removed: str | None = None
+
+    def read(self) -> Credentials:
+        """Return the credentials. Raises ``OSError``."""
+        return Credentials(
+            node_id=NodeId(self.node_id),
+            certificate_pem=Path(self.certificate).read_bytes(),
+            private_key_pem=Path(self.key).read_bytes(),
+            authority_pem=Path(self.authority).read_bytes(),
+            removed_path=self.removed,
+        )
 
 
 class RemovedNodeError(ConnectionRefusedError):

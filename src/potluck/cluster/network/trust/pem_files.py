@@ -1,4 +1,4 @@
-"""Credentials in a directory, for Zenoh, which reads files, and for workers."""
+"""Credentials in a directory, for Zenoh and child processes of the agent, which read files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.removed import REMOVED_FILE
 from potluck.host.private_files import make_private_folder, replace_file
-from potluck.types.cluster import NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +44,3 @@ def write_pem_files(credentials: Credentials, directory: Path) -> PemPaths:
     replace_file(paths.key, credentials.private_key_pem)
     replace_file(paths.certificate, credentials.certificate_pem)
     return paths
-
-
-def read_pem_files(directory: Path, node_id: NodeId) -> Credentials:
-    """Return the credentials that ``write_pem_files`` wrote for ``node_id``. Raises ``OSError``."""
-    paths = pem_paths(directory)
-    return Credentials(
-        node_id=node_id,
-        certificate_pem=paths.certificate.read_bytes(),
-        private_key_pem=paths.key.read_bytes(),
-        authority_pem=paths.authority.read_bytes(),
-        removed_path=str(paths.removed),
-    )

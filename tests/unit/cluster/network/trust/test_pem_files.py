@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from support.cluster.edges import RECEIVER, SENDER, credentials
+from support.cluster.pem_files import read_pem_files
 
-from potluck.cluster.network.trust.pem_files import read_pem_files, write_pem_files
+from potluck.cluster.network.trust.pem_files import write_pem_files
 
 
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
