@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from potluck import errors
-from potluck.cluster.transfer.channel import encode, process_gone
+from potluck.cluster.transfer.channel import LENGTH, encode, process_gone
 from potluck.cluster.transfer.messages import (
     AddDigests,
     AgentMessage,
@@ -409,7 +408,7 @@ _decoder: msgspec.msgpack.Decoder[ProcessMessage] = msgspec.msgpack.Decoder(Proc
 
 
 async def _receive(reader: asyncio.StreamReader) -> ProcessMessage:
-    (num_bytes,) = struct.unpack("<I", await reader.readexactly(4))
+    (num_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     return _decoder.decode(await reader.readexactly(num_bytes))
 
 
