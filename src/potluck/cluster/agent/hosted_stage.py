@@ -175,7 +175,7 @@ class HostedStages:
     returned.
     """
 
-    def __init__(self, measured: Callable[[HostedStage, Stats], None] | None = None) -> None:
+    def __init__(self, measured: Callable[[HostedStage, Stats], None] | None) -> None:
         self.by_worker: dict[WorkerProcess, HostedStage] = {}
         self._measured = measured
 

@@ -192,7 +192,7 @@ class UnitOutages:
     handle. ``changed`` is called for every unit that goes out or comes back.
     """
 
-    def __init__(self, changed: Changed = lambda unit_id, reason: None) -> None:
+    def __init__(self, changed: Changed) -> None:
         self.news = asyncio.Event()
         self._changed = changed
         self._health = UnitHealth()

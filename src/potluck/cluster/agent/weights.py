@@ -308,8 +308,6 @@ class NodeWeights:
 class _OwnFiles:
     """The files of a model at a path of the coordinator's own; implements ``ModelWeights``."""
 
-    is_known_by_content = False
-
     def __init__(self, node: NodeWeights, description: ModelDescription) -> None:
         self._node = node
         self._description = description
@@ -325,8 +323,6 @@ class _OwnFiles:
 
 class _KnownFiles:
     """The files of a model that the coordinator does not have; implements ``ModelWeights``."""
-
-    is_known_by_content = True
 
     def __init__(self, node: NodeWeights, model: str, job: str, manifest: Manifest) -> None:
         self._node = node

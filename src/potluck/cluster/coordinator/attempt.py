@@ -97,7 +97,7 @@ class Attempt:
         config: ModelConfig,
         counting: Counting,
         fingerprint: ModelFingerprint,
-        weights: ModelWeights | None = None,
+        weights: ModelWeights | None,
     ) -> None:
         self.record = record
         self._weights = weights

@@ -113,8 +113,8 @@ async def load_spares(
     record: DeploymentRecord,
     size: StageSize,
     stages: Sequence[SpareCandidate],
-    weights: ModelWeights | None = None,
-    links: LinkTable = LinkTable(),  # noqa: B008 - it is frozen
+    weights: ModelWeights | None,
+    links: LinkTable,
 ) -> int:
     """Load spares of ``stages``, those of ``record``, where there is room, one by one.
 

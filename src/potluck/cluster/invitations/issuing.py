@@ -84,14 +84,11 @@ class Issuing:
         read: Callable[[], Ledger],
         write: Callable[[Ledger], None],
         facts: Callable[[], ClusterFacts],
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._authority = authority
         self._read = read
         self._write = write
         self._facts = facts
-        self._clock = clock
 
     def answer(self, question: Question) -> Reply:
         """Return the answer to a newcomer. Raise ``OSError`` if the ledger cannot be written."""
@@ -116,7 +113,7 @@ class Issuing:
         ledger, node_id = self._read().admit(
             question.invitation_id,
             key_digest(key),
-            self._clock(),
+            time.time(),
             name=_shown(request.host_name),
             host=question.newcomer,
         )

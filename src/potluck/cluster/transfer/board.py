@@ -41,24 +41,20 @@ class Board:
         *,
         start_lane: Callable[[Origin], None],
         report: Callable[[ProcessMessage], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report = report
-        self._clock = clock
         self.changes = changes = Changes()
         self.readers = readers = Readers()
-        self._jobs = jobs = Jobs(clock)
+        self._jobs = jobs = Jobs()
         self.relay = relay = Relay()
         self.files = files = FileTable(store, jobs, relay, changes)
         queues = LaneQueues(start_lane)
         self._assignments = assignments = Assignments(
-            node_id, jobs, readers, queues, changes, report=report, clock=clock
+            node_id, jobs, readers, queues, changes, report=report
         )
         self._fetch_order = fetch_order = FetchOrder(jobs, readers, files, assignments)
         self.reading = Reading(jobs, readers, files, fetch_order, changes)
-        self.lane_work = LaneWork(
-            jobs, readers, queues, assignments, fetch_order, relay, changes, clock=clock
-        )
+        self.lane_work = LaneWork(jobs, readers, queues, assignments, fetch_order, relay, changes)
         self.serving = Serving(node_id, jobs, readers, files, assignments, relay, changes)
 
     def set_sources(self, job: str, routes: Routes, *, ahead: ReadingOrder = ()) -> None:
@@ -131,7 +127,7 @@ class Board:
 
     def tick(self) -> None:
         """Give up on chunks without a source, and report the progress of jobs."""
-        now = self._clock()
+        now = time.monotonic()
         with self.changes:
             self._assignments.expire(now)
             for name, job in self._jobs.items():

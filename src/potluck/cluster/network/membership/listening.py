@@ -52,7 +52,7 @@ async def start_acceptor(
     pem: PemPaths,
     listen: Address,
     inner: Address,
-    running: AcceptorProcess | None = None,
+    running: AcceptorProcess | None,
 ) -> AcceptorProcess:
     """Take over ``listen`` from Zenoh, which also listens at ``inner``, and accept in its place.
 

@@ -151,7 +151,7 @@ class CallServer:
         self,
         session: ZenohSession,
         methods: MethodTable,
-        is_removed: Callable[[NodeId], bool] = lambda _: False,
+        is_removed: Callable[[NodeId], bool],
     ) -> None:
         self._is_removed = is_removed
         self._session = session
