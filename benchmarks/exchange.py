@@ -22,14 +22,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 from circumstances import edge_circumstances
 
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
-from potluck.cluster.network.trust.pem_files import read_pem_files, write_pem_files
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.worker.group import TURN_BYTES, ExchangeTotals, Group, mesh_limits
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -104,7 +105,7 @@ def _measured(num_members: int, rounds: int, delay: float | None) -> Iterator[di
         authority = derive_authority(parse_secret(generate_secret()))
         for member in range(num_members):
             credentials = issue_credentials(authority, _node(member))
-            write_pem_files(credentials, directory / _node(member))
+            (directory / _node(member)).write_bytes(msgspec.msgpack.encode(credentials))
         prefixes = stack.enter_context(_hosts(num_members, delay))
         children = []
         for member, (prefix, host) in enumerate(prefixes):
@@ -184,7 +185,8 @@ def _serve(member: int, size: int, directory: Path, rounds: int) -> None:
     if len(cores) >= size:
         os.sched_setaffinity(0, {cores[member]})
     host = os.environ["EXCHANGE_HOST"]
-    credentials = read_pem_files(directory / _node(member), _node(member))
+    document = (directory / _node(member)).read_bytes()
+    credentials = msgspec.msgpack.decode(document, type=Credentials)
     listener = EdgeListener.at(host, credentials)
     print(json.dumps(listener.address.endpoint), flush=True)
     addresses = json.loads(sys.stdin.readline())
@@ -192,14 +194,14 @@ def _serve(member: int, size: int, directory: Path, rounds: int) -> None:
     outgoing: dict[int, OutgoingEdge] = {}
     with _accepting(listener, member, others) as accept:
         for each in others:
-            outgoing[each] = connect_edge(
+            outgoing[each] = connect_both_ways(
                 EdgeAddress(host=addresses[each][0], port=addresses[each][1]),
                 credentials,
                 Hello(scope=SCOPE, index=0, sender=member, receiver=each),
                 peer=_node(each),
                 limits=LIMITS,
                 timeout_seconds=DEADLINE_SECONDS,
-            )
+            )[0]
             outgoing[each].reserve(TURN_BYTES)
         incoming = accept()
     part = GroupPart(member=member, shares=(1,) * size)
@@ -237,12 +239,16 @@ def _accepting(
     }
     with ThreadPoolExecutor(1) as pool:
         accepting = pool.submit(
-            listener.accept_all, expected, limits=LIMITS, timeout_seconds=DEADLINE_SECONDS
+            listener.accept_ends, expected, limits=LIMITS, timeout_seconds=DEADLINE_SECONDS
         )
 
         def accepted() -> dict[int, IncomingEdge]:
             edges = accepting.result()
-            return {hello.sender or 0: edge for hello, edge in edges.items()}
+            return {
+                hello.sender or 0: edge
+                for hello, edge in edges.items()
+                if isinstance(edge, IncomingEdge)
+            }
 
         yield accepted
 

@@ -21,15 +21,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from circumstances import edge_circumstances
 
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
 from potluck.cluster.network.edges.options import set_edge_options
-from potluck.cluster.network.trust.pem_files import read_pem_files, write_pem_files
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.errors import EdgeClosedError
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -127,7 +128,8 @@ def _edges(*, with_tls: bool) -> Iterator[Ends]:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             authority = derive_authority(parse_secret(generate_secret()))
             for node_id in (NEAR, FAR):
-                write_pem_files(issue_credentials(authority, node_id), directory / node_id)
+                credentials = issue_credentials(authority, node_id)
+                (directory / node_id).write_bytes(msgspec.msgpack.encode(credentials))
         listening = _listen(NEAR, directory)
         stack.callback(listening.close)
         port = _port(listening)
@@ -164,7 +166,11 @@ def _listen(node_id: NodeId, directory: Path | None) -> EdgeListener | socket.so
     """Listen as the receiver of an edge does; on a plain socket if there are no credentials."""
     if directory is None:
         return socket.create_server(("127.0.0.1", 0))
-    return EdgeListener.at("127.0.0.1", read_pem_files(directory / node_id, node_id))
+    return EdgeListener.at("127.0.0.1", _credentials(directory, node_id))
+
+
+def _credentials(directory: Path, node_id: NodeId) -> Credentials:
+    return msgspec.msgpack.decode((directory / node_id).read_bytes(), type=Credentials)
 
 
 def _port(listening: EdgeListener | socket.socket) -> int:
@@ -175,9 +181,9 @@ def _port(listening: EdgeListener | socket.socket) -> int:
 
 def _accept(listening: EdgeListener | socket.socket, peer: NodeId, expected: Hello) -> IncomingEdge:
     if isinstance(listening, EdgeListener):
-        return listening.accept(
+        return listening.accept_both_ways(
             expected, peer=peer, limits=LIMITS, timeout_seconds=DEADLINE_SECONDS
-        )
+        )[1]
     connection, _ = listening.accept()
     set_edge_options(connection)
     return IncomingEdge(connection, peer, SCOPE, LIMITS)
@@ -191,14 +197,14 @@ def _connect(
         connection = socket.create_connection(address.endpoint)
         set_edge_options(connection)
         return OutgoingEdge(connection, peer, SCOPE, LIMITS)
-    return connect_edge(
+    return connect_both_ways(
         address,
-        read_pem_files(directory / node_id, node_id),
+        _credentials(directory, node_id),
         hello,
         peer=peer,
         limits=LIMITS,
         timeout_seconds=DEADLINE_SECONDS,
-    )
+    )[0]
 
 
 if __name__ == "__main__":

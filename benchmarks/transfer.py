@@ -149,7 +149,7 @@ async def _process(folder: Path, node: NodeId, host: str) -> TransferProcess:
             node_id=node,
             authority=str(paths.authority),
             certificate=str(paths.certificate),
-            key=str(paths.private_key),
+            key=str(paths.key),
             store_folder=str(folder / node / f"weights-{time.time_ns()}"),
             limit_bytes=2**40,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.cluster.agents import AgentProcess, Fleet
-from support.cluster.members import make_config, node_id
+from support.cluster.members import make_config, node_id, opened
 from support.network.netns import Host, lan, require_namespaces
 from support.processes.waiting import until
 from support.schemas import validate_document
@@ -119,9 +119,9 @@ def test_ports_that_cannot_be_reached(fleet: Fleet) -> None:
 @contextlib.asynccontextmanager
 async def members(methods: MethodTable) -> AsyncIterator[tuple[Membership, Membership]]:
     """Two in this process; the second answers ``methods``."""
-    async with await Membership.open(make_config(0)) as first:
+    async with opened(make_config(0)) as first:
         config = make_config(1, first.address)
-        async with await Membership.open(config, methods=methods) as second:
+        async with opened(config, methods=methods) as second:
             await until(first.nodes)
             yield first, second
 

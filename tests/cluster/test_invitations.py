@@ -7,13 +7,16 @@ import json
 import signal
 import socket
 import ssl
+from dataclasses import replace
 
 import pytest
 from support.cluster.agents import AgentProcess, Fleet, await_ready
+from support.cluster.members import opened
 from support.processes.waiting import eventually, until
 
 from potluck.cluster.invitations.joined import read_joined
-from potluck.cluster.network.membership import Membership, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.network.membership import Membership, MembershipConfig, parse_address
+from potluck.cluster.network.trust.pem_files import pem_paths
 from potluck.errors import RemovedFromClusterError
 from potluck.types.cluster import NodeId
 
@@ -208,9 +211,7 @@ def test_a_removed_node_that_does_not_obey_is_cut_off_in_both_directions(fleet: 
     assert joined is not None
     assert third.end() == 0
     tls = third.state / "tls"
-    pem = PemPaths(
-        authority=tls / "authority.pem", certificate=tls / "node.pem", key=tls / "node-key.pem"
-    )
+    pem = replace(pem_paths(tls), removed=tls / "not-heard-of")
 
     def config(*connect: AgentProcess) -> MembershipConfig:
         """That of a node which knows nothing of removals, and will not hear of them."""
@@ -223,7 +224,7 @@ def test_a_removed_node_that_does_not_obey_is_cut_off_in_both_directions(fleet: 
         )
 
     async def disobey() -> None:
-        async with await Membership.open(config(first)) as deaf:
+        async with opened(config(first)) as deaf:
             await seen(deaf, {first.node_id, second.node_id})
             removal = await asyncio.to_thread(first.command_line, "nodes", "remove", node)
             assert removal.returncode == 0, removal.stderr + first.log
@@ -235,7 +236,7 @@ def test_a_removed_node_that_does_not_obey_is_cut_off_in_both_directions(fleet: 
         with pytest.raises(RemovedFromClusterError):
             await Membership.open(config(second))
         # And where a member that knows of it connects to it.
-        async with await Membership.open(config()) as deaf:
+        async with opened(config()) as deaf:
             address = str(deaf.address)
             second.end()
             arguments = ("--join", address, "--join", first.address)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.agents import Fleet
-from support.cluster.members import LinkMember
+from support.cluster.members import LinkMember, opened
 from support.network.netns import Host, require_namespaces
 from support.network.relay import CUT, PERFECT, Link, Relay, relayed_lan
 from support.processes.waiting import done_within, eventually, until
@@ -17,9 +17,7 @@ from support.processes.waiting import done_within, eventually, until
 from potluck.cluster.network.links.schedule import SHARE, WINDOW_SECONDS
 from potluck.cluster.network.membership import (
     Address,
-    Membership,
     MembershipConfig,
-    PemPaths,
     parse_address,
 )
 from potluck.cluster.network.trust.authority import cluster_id, derive_authority, issue_credentials
@@ -160,12 +158,10 @@ async def links_of(
         cluster_id=cluster_id(secret),
         listen=Address(host="127.0.0.1", port=0),
         connect=(parse_address(next(iter(fleet.agents.values())).address),),
-        pem=PemPaths(
-            authority=paths.authority, certificate=paths.certificate, key=paths.private_key
-        ),
+        pem=paths,
     )
     found = {}
-    async with await Membership.open(config) as membership:
+    async with opened(config) as membership:
         request = AskSpeeds(model_shapes=(), may_wait=True)
         await until(lambda: membership.nodes() == frozenset(nodes), what="it sees all nodes")
         for node in map(NodeId, nodes):

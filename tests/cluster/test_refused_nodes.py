@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.cluster.agents import OTHER_VERSION, OTHER_WIRE_VERSION, AgentProcess, Fleet
 from support.cluster.imposters import named
+from support.cluster.members import opened
 
-from potluck.cluster.network.membership import Membership, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.network.membership import MembershipConfig, parse_address
 from potluck.cluster.network.trust.authority import Authority, cluster_id, derive_authority
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.pem_files import write_pem_files
@@ -78,10 +79,7 @@ def refusal(fleet: Fleet, directory: Path, credentials: Credentials | None) -> s
     """What a node is told that joins with all a member has but sound credentials."""
     pem = None
     if credentials is not None:
-        paths = write_pem_files(credentials, directory / "tls")
-        pem = PemPaths(
-            authority=paths.authority, certificate=paths.certificate, key=paths.private_key
-        )
+        pem = write_pem_files(credentials, directory / "tls")
     address = parse_address(fleet.agents[0].address)
     config = MembershipConfig(
         node_id=STRANGER,
@@ -98,7 +96,7 @@ def refusal(fleet: Fleet, directory: Path, credentials: Credentials | None) -> s
 
 
 async def _join(config: MembershipConfig) -> None:
-    async with await Membership.open(config):
+    async with opened(config):
         pass
 
 

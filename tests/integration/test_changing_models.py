@@ -14,7 +14,8 @@ from support.process_facts import num_descriptors
 
 from potluck.catalog import describe_model
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.cluster.wire.worker_messages import Failed, Identity, Load, Progress, StageSpec
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.worker_messages import Failed, Load, Progress, StageSpec
 from potluck.cluster.worker import process
 from potluck.engines.backends import native_unit
 from potluck.engines.loading import PackedCache
@@ -160,7 +161,7 @@ class Channel:
             has_head=True,
             arithmetic=Arithmetic.EXACT,
         )
-        identity = Identity(
+        identity = Credentials(
             node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""
         )
         self._load = Load(

@@ -28,7 +28,8 @@ from potluck.catalog import (
 )
 from potluck.catalog.needs import stage_needs, text_needs
 from potluck.catalog.profile import read_profile
-from potluck.cluster.wire.worker_messages import Identity, Load, Loaded, StageFiles, StageSpec
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.worker_messages import Load, Loaded, StageFiles, StageSpec
 from potluck.cluster.worker.loading import load_for
 from potluck.engines.backends import native_unit
 from potluck.engines.loading import PackedCache, Room, StageSize
@@ -242,7 +243,7 @@ def test_a_stage_without_layers_reads_what_it_is_said_to(
         spec=spec,
         unit=native_unit(),
         device_free_bytes=None,
-        identity=Identity(
+        identity=Credentials(
             node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""
         ),
         listen_host="127.0.0.1",

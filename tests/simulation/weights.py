@@ -62,8 +62,6 @@ class Hub:
 class ToyWeights:
     """What a coordinator knows of the file; ``ModelWeights``."""
 
-    is_known_by_content = True
-
     async def manifest(self, _: object) -> Manifest:
         """Return the one file."""
         return MANIFEST

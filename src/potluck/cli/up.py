@@ -311,7 +311,7 @@ async def _run(
             opened.push_async_callback(task.end, agent)
         if clients is not None:
             url = await serve_clients(opened, gateway, console, clients, agent.identity, directory)
-            agent.node_calls.announce_http(url)
+            agent.node_calls.http_address = url
         address = agent.http_address or f"potluck://{agent.membership.address}"
         if task is None:
             print(address, flush=True)

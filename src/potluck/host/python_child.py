@@ -1,10 +1,11 @@
-"""Start the child processes of an agent. Ending them is left to those who start them. Asyncio."""
+"""Start and end the child processes of an agent. Asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 
 from potluck.host.child_environment import child_environment
 
@@ -29,3 +30,14 @@ async def start_child(
         env=child_environment(may_fetch=may_fetch),
         process_group=0,
     )
+
+
+async def end_child(process: asyncio.subprocess.Process, *, timeout_seconds: float) -> None:
+    """Wait for the end of a child that was told to end; kill it if it takes too long."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

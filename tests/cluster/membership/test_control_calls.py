@@ -11,7 +11,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from support.cluster.members import Handlers, MemberProcess, make_config, node_id, own_threads
+from support.cluster.members import (
+    Handlers,
+    MemberProcess,
+    make_config,
+    node_id,
+    opened,
+    own_threads,
+)
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.network.membership import (
@@ -30,8 +37,8 @@ SERVER, CLIENT = node_id(0), node_id(1)
 async def pair(handlers: Handlers) -> AsyncGenerator[Membership, None]:
     """The client of two members; the other has ``handlers``."""
     async with (
-        await Membership.open(make_config(0), methods=handlers.table()) as server,
-        await Membership.open(make_config(1, server.address)) as client,
+        opened(make_config(0), methods=handlers.table()) as server,
+        opened(make_config(1, server.address)) as client,
     ):
         yield client
 
@@ -155,7 +162,7 @@ def test_giving_up_a_stream_ends_its_handler() -> None:
 def test_a_callers_end_ends_its_handlers() -> None:
     async def body() -> None:
         handlers = Handlers()
-        async with await Membership.open(make_config(0), methods=handlers.table()) as server:
+        async with opened(make_config(0), methods=handlers.table()) as server:
             for end in (signal.SIGKILL, signal.SIGSTOP):
                 handlers.ended.clear()
                 with MemberProcess(make_config(1, server.address)) as child:
@@ -173,7 +180,7 @@ def test_a_callers_end_ends_its_handlers() -> None:
 @pytest.mark.parametrize(("end", "seconds"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 3)])
 def test_a_call_fails_soon_after_the_node_called(end: signal.Signals, seconds: float) -> None:
     async def body() -> None:
-        async with await Membership.open(make_config(0)) as client:
+        async with opened(make_config(0)) as client:
             with MemberProcess(make_config(1, client.address)) as child:
                 await until(lambda: bool(client.nodes()), within=10)
                 calling = asyncio.create_task(
@@ -209,7 +216,7 @@ def test_a_loop_that_stands_still_does_not_block_the_sender() -> None:
     """The child sends far more than Zenoh queues (about 520 messages) to a loop that sleeps."""
 
     async def body() -> None:
-        async with await Membership.open(make_config(0)) as client:
+        async with opened(make_config(0)) as client:
             with MemberProcess(make_config(1, client.address)) as child:
                 await until(lambda: bool(client.nodes()), within=10)
                 parts = client.call_stream(node_id(1), "count", b"[6000, 1000]")
@@ -230,7 +237,7 @@ def test_a_stopped_caller_does_not_hold_up_the_others() -> None:
 
     async def body() -> None:
         handlers = Handlers()
-        async with await Membership.open(make_config(0), methods=handlers.table()) as server:
+        async with opened(make_config(0), methods=handlers.table()) as server:
             with (
                 MemberProcess(make_config(1, server.address)) as stopped,
                 MemberProcess(make_config(2, server.address)) as well,
@@ -310,8 +317,8 @@ def test_more_calls_than_may_run_are_refused() -> None:
         with pytest.raises(ValueError, match="method 'wait' is already registered"):
             methods.register("wait", wait)
         async with (
-            await Membership.open(make_config(0), methods=methods) as server,
-            await Membership.open(make_config(1, server.address)) as client,
+            opened(make_config(0), methods=methods) as server,
+            opened(make_config(1, server.address)) as client,
         ):
             calls = [
                 asyncio.create_task(client.call(SERVER, "wait", b"", timeout_seconds=60))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.certificates import TestAuthority
-from support.cluster.members import Events, Handlers, make_config, node_id, own_threads
+from support.cluster.members import Events, Handlers, make_config, node_id, opened, own_threads
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.network.membership import Address, Membership, MembershipConfig, PemPaths
@@ -68,8 +68,8 @@ def test_members_with_certificates_of_one_authority_join_and_call(tmp_path: Path
         first, second = (authority.issue(name) for name in ("first", "second"))
         methods = Handlers().table()
         async with (
-            await Membership.open(make_config(0, pem=first), methods=methods) as server,
-            await Membership.open(make_config(1, server.address, pem=second)) as client,
+            opened(make_config(0, pem=first), methods=methods) as server,
+            opened(make_config(1, server.address, pem=second)) as client,
         ):
             assert await client.call(node_id(0), "echo", bytes(1 << 20)) == bytes(1 << 20)
 
@@ -81,7 +81,7 @@ def test_a_node_with_another_authority_never_appears_and_is_told_why(tmp_path: P
         ours, theirs = (TestAuthority(tmp_path / name).issue("node") for name in ("a", "b"))
         events = Events()
         observer = events.observer()
-        async with await Membership.open(make_config(0, pem=ours), observer=observer) as member:
+        async with opened(make_config(0, pem=ours), observer=observer) as member:
             stranger = make_config(1, member.address, pem=theirs, join_timeout_seconds=1)
             message = await refusal(stranger, within=3)
             assert message == (
@@ -98,10 +98,10 @@ def test_a_node_with_only_our_authority_certificate_is_not_let_in(tmp_path: Path
 
     async def body() -> None:
         ours, theirs = (TestAuthority(tmp_path / name).issue("node") for name in ("a", "b"))
-        forged = PemPaths(authority=ours.authority, certificate=theirs.certificate, key=theirs.key)
+        forged = replace(theirs, authority=ours.authority)
         events = Events()
         observer = events.observer()
-        async with await Membership.open(make_config(0, pem=ours), observer=observer) as member:
+        async with opened(make_config(0, pem=ours), observer=observer) as member:
             stranger = make_config(1, member.address, pem=forged, join_timeout_seconds=1)
             message = await refusal(stranger, within=3)
             assert message.endswith("the agent there has a different secret")
@@ -114,7 +114,7 @@ def test_a_plain_node_does_not_join_a_secured_one(pem: PemPaths) -> None:
     async def body() -> None:
         events = Events()
         observer = events.observer()
-        async with await Membership.open(make_config(0, pem=pem), observer=observer) as member:
+        async with opened(make_config(0, pem=pem), observer=observer) as member:
             stranger = make_config(1, member.address, join_timeout_seconds=1)
             message = await refusal(stranger, within=3)
             assert message.endswith(
@@ -130,7 +130,7 @@ def test_an_expired_certificate_is_named(tmp_path: Path) -> None:
         authority = TestAuthority(tmp_path / "ca")
         past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
         expired, sound = authority.issue("expired", until=past), authority.issue("sound")
-        async with await Membership.open(make_config(0, pem=expired)) as member:
+        async with opened(make_config(0, pem=expired)) as member:
             joiner = make_config(1, member.address, pem=sound, join_timeout_seconds=1)
             message = await refusal(joiner, within=3)
             assert message.endswith("this node rejects its certificate: certificate has expired")
@@ -154,9 +154,9 @@ def test_addresses_where_no_member_is_are_explained(pem: PemPaths) -> None:
 def test_one_address_with_a_member_is_enough() -> None:
     async def body() -> None:
         nothing = Address(host="127.0.0.1", port=free_port())
-        async with await Membership.open(make_config(0)) as first:
+        async with opened(make_config(0)) as first:
             joining = make_config(1, nothing, first.address)
-            async with await Membership.open(joining) as second:
+            async with opened(joining) as second:
                 assert second.nodes() == {node_id(0)}
 
     asyncio.run(body())
@@ -165,7 +165,7 @@ def test_one_address_with_a_member_is_enough() -> None:
 def test_another_wire_version_is_reported_on_both_sides() -> None:
     async def body() -> None:
         old, new, later = Events(), Events(), WIRE_VERSION + 1
-        async with await Membership.open(make_config(0), observer=old.observer()) as member:
+        async with opened(make_config(0), observer=old.observer()) as member:
             newer = make_config(1, member.address, wire_version=later)
             with pytest.raises(JoinError) as refused:
                 await Membership.open(newer, observer=new.observer())
@@ -182,7 +182,7 @@ def test_another_wire_version_is_reported_on_both_sides() -> None:
 
 def test_clusters_with_other_ids_do_not_mix() -> None:
     async def body() -> None:
-        async with await Membership.open(make_config(0)) as member:
+        async with opened(make_config(0)) as member:
             config = make_config(1, member.address, join_timeout_seconds=1)
             other = replace(config, cluster_id="other")
             assert "not a member of this cluster" in await refusal(other, within=3)
@@ -193,13 +193,13 @@ def test_clusters_with_other_ids_do_not_mix() -> None:
 
 def test_an_address_in_use_and_bad_certificates_are_errors_in_words(tmp_path: Path) -> None:
     async def body() -> None:
-        async with await Membership.open(make_config(0)) as member:
+        async with opened(make_config(0)) as member:
             taken = MembershipConfig(node_id=node_id(1), cluster_id="test", listen=member.address)
             message = await refusal(taken, within=2)
             assert message == f"cannot listen on {member.address}: address already in use"
         empty = tmp_path / "empty.pem"
         empty.write_text("")
-        broken = PemPaths(authority=empty, certificate=empty, key=empty)
+        broken = PemPaths(authority=empty, certificate=empty, key=empty, removed=empty)
         message = await refusal(make_config(1, pem=broken), within=2)
         assert "the secure transport could not be set up" in message
 

@@ -13,6 +13,7 @@ from support.cluster.members import (
     MemberProcess,
     make_config,
     node_id,
+    opened,
     own_threads,
 )
 from support.processes.waiting import done_within, eventually, until
@@ -54,7 +55,7 @@ def test_every_member_sees_every_other_and_who_leaves() -> None:
 def test_a_killed_process_is_seen_at_once_and_a_stopped_one_within_the_lease() -> None:
     async def body() -> None:
         events = Events()
-        async with await Membership.open(make_config(0), observer=events.observer()) as member:
+        async with opened(make_config(0), observer=events.observer()) as member:
             with (
                 MemberProcess(make_config(1, member.address)) as killed,
                 MemberProcess(make_config(2, member.address)) as stopped,
@@ -72,7 +73,7 @@ def test_a_killed_process_is_seen_at_once_and_a_stopped_one_within_the_lease() -
 def test_a_node_that_restarts_within_its_lease_leaves_and_joins() -> None:
     async def body() -> None:
         events = Events()
-        async with await Membership.open(make_config(0), observer=events.observer()) as member:
+        async with opened(make_config(0), observer=events.observer()) as member:
             with MemberProcess(make_config(1, member.address)) as before:
                 await until(lambda: len(member.nodes()) == 1, within=10)
                 me = node_id(1)
@@ -100,14 +101,14 @@ def test_a_member_finds_its_way_back_to_the_address_it_joined_at() -> None:
         address = first.address
         events = Events()
         joining = make_config(1, address)
-        async with await Membership.open(joining, observer=events.observer()) as member:
+        async with opened(joining, observer=events.observer()) as member:
             await until(lambda: member.nodes() == {node_id(0)}, within=5)
             await until(lambda: first.nodes() == {node_id(1)}, within=5)
             await asyncio.sleep(1)  # until what each has asked of the other is answered
             await first.close()
             await until(lambda: not member.nodes(), within=10)
             again = replace(make_config(0), listen=address)
-            async with await Membership.open(again):
+            async with opened(again):
                 await until(lambda: member.nodes() == {node_id(0)}, within=5)
 
     asyncio.run(body())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster.certificates import TestAuthority
-from support.cluster.members import Events, Handlers, make_config, node_id
+from support.cluster.members import Events, Handlers, leaving, make_config, node_id, opened
 from support.processes.waiting import until
 
 from potluck.cluster.network.membership import Membership
@@ -38,7 +38,7 @@ def test_members_meet_again_at_the_new_address(tmp_path: Path) -> None:
             methods=Handlers().table(),
             observer=seen_there.observer(),
         )
-        async with first, second:
+        async with leaving(first), leaving(second):
             await until(lambda: meets(first, second))
             waiting = [
                 asyncio.ensure_future(first.call(node, "sleep", b"30", timeout_seconds=40))
@@ -71,7 +71,7 @@ def test_members_meet_again_at_the_new_address(tmp_path: Path) -> None:
 def test_routes_lead_to_the_same_process_at_the_new_address(tmp_path: Path) -> None:
     async def body() -> None:
         pem = TestAuthority(tmp_path / "ca").issue("first")
-        async with await Membership.open(make_config(0, pem=pem)) as member:
+        async with opened(make_config(0, pem=pem)) as member:
             channel = member.add_route("edges.potluck")
             assert channel is not None
             with closing(HandedConnections(channel)) as connections:
@@ -101,7 +101,7 @@ def test_a_node_that_leaves_while_it_moves_is_gone(tmp_path: Path) -> None:
         authority = TestAuthority(tmp_path / "ca")
         ours, theirs = (authority.issue(name) for name in ("first", "second"))
         first = await Membership.open(make_config(0, pem=ours))
-        async with await Membership.open(make_config(1, first.address, pem=theirs)) as second:
+        async with opened(make_config(1, first.address, pem=theirs)) as second:
             moving = asyncio.ensure_future(
                 first.move(replace(first.address, host="127.0.0.2"), (second.address,))
             )
@@ -125,10 +125,8 @@ def test_an_address_that_is_not_of_this_machine_changes_nothing(tmp_path: Path) 
         ours, theirs = (authority.issue(name) for name in ("first", "second"))
         seen = Events()
         async with (
-            await Membership.open(make_config(0, pem=ours), methods=Handlers().table()) as first,
-            await Membership.open(
-                make_config(1, first.address, pem=theirs), observer=seen.observer()
-            ) as second,
+            opened(make_config(0, pem=ours), methods=Handlers().table()) as first,
+            opened(make_config(1, first.address, pem=theirs), observer=seen.observer()) as second,
         ):
             await until(lambda: meets(first, second))
             before = first.address

@@ -8,7 +8,15 @@ import os
 import signal
 
 import pytest
-from support.cluster.members import Events, Handlers, MemberProcess, make_config, node_id
+from support.cluster.members import (
+    Events,
+    Handlers,
+    MemberProcess,
+    leaving,
+    make_config,
+    node_id,
+    opened,
+)
 from support.processes.waiting import done_within, until
 
 from potluck.cluster.network.membership import Membership, Observer
@@ -33,7 +41,7 @@ def test_a_copy_that_joins_the_original_is_told_where_it_is(
     """The original is told too, even if the copy has left before it is asked in turn."""
 
     async def body() -> None:
-        async with grow_old(await Membership.open(make_config(1))) as original:
+        async with leaving(grow_old(await Membership.open(make_config(1)))) as original:
             if leaves_first:
                 monkeypatch.setattr(original._conflicts, "on_put", lambda _: None)
             with pytest.raises(CallError, match="not a run"):
@@ -59,7 +67,7 @@ def test_a_copy_that_joins_the_original_is_told_where_it_is(
 def test_a_copy_that_meets_another_member_first_disturbs_neither() -> None:
     async def body() -> None:
         events, conflicts = Events(), list[NodeIdInUseError]()
-        async with await Membership.open(make_config(0), observer=events.observer()) as hub:
+        async with opened(make_config(0), observer=events.observer()) as hub:
             with MemberProcess(make_config(1, hub.address)) as original:
                 await until(lambda: events.seen == [f"join {ME}"], within=10)
                 await asyncio.sleep(module._SURELY_OLDER_SECONDS + 0.1)
@@ -71,7 +79,7 @@ def test_a_copy_that_meets_another_member_first_disturbs_neither() -> None:
                     except NodeIdInUseError:
                         assert len(conflicts) == 1
                     else:
-                        async with copy:
+                        async with leaving(copy):
                             await until(lambda: bool(conflicts), within=SECONDS)
                 assert await call == b"slept"
                 assert await hub.call(ME, "echo", b"x") == b"x"
@@ -86,7 +94,9 @@ def test_an_agent_that_hangs_is_not_taken_for_an_earlier_run() -> None:
 
     async def body() -> None:
         methods = Handlers().table()
-        async with grow_old(await Membership.open(make_config(1), methods=methods)) as original:
+        async with leaving(
+            grow_old(await Membership.open(make_config(1), methods=methods))
+        ) as original:
             methods._methods[module._METHOD] = await methods.find(
                 "sleep"
             )  # takes a number, and fails
@@ -101,7 +111,7 @@ def test_an_agent_that_hangs_is_not_taken_for_an_earlier_run() -> None:
 
 def test_an_earlier_run_whose_token_lingers_is_waited_for() -> None:
     async def body() -> None:
-        async with await Membership.open(make_config(0)) as hub:
+        async with opened(make_config(0)) as hub:
             with MemberProcess(make_config(1, hub.address)) as before:
                 await until(lambda: len(hub.nodes()) == 1, within=10)
                 conflicts = list[NodeIdInUseError]()
@@ -111,7 +121,7 @@ def test_an_earlier_run_whose_token_lingers_is_waited_for() -> None:
                     )
                 )
                 os.kill(before.process.pid, signal.SIGSTOP)
-                async with await again as after:
+                async with leaving(await again) as after:
                     await asyncio.sleep(QUIET_SECONDS)
                     assert conflicts == []
                     assert after.nodes() == {node_id(0)}
@@ -127,7 +137,7 @@ def test_of_two_that_start_together_one_stays() -> None:
         def make_observer(number: int) -> Observer:
             return Observer(on_conflict=lambda _: conflicts.append(number))
 
-        async with await Membership.open(make_config(0)) as hub:
+        async with opened(make_config(0)) as hub:
             both = await asyncio.gather(
                 *(
                     Membership.open(make_config(1, hub.address), observer=make_observer(number))

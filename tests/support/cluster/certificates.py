@@ -57,6 +57,7 @@ class TestAuthority:
             authority=self._path,
             certificate=self._directory / f"{name}.pem",
             key=self._directory / f"{name}.key",
+            removed=self._directory / "removed",
         )
         paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         paths.key.write_bytes(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 
-from potluck.cluster.network.edges.connect import connect_edge
+from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -51,8 +52,46 @@ def listener(handshake_seconds: float = 5.0) -> Iterator[EdgeListener]:
         listening.close()
 
 
-def accept(listening: EdgeListener, expected: Hello = HELLO, seconds: float = 10) -> IncomingEdge:
-    return listening.accept(expected, peer=SENDER, limits=LIMITS, timeout_seconds=seconds)
+def accept_edges(
+    listening: EdgeListener,
+    expected: Mapping[Hello, NodeId],
+    *,
+    limits: EdgeLimits = LIMITS,
+    seconds: float = 10,
+) -> dict[Hello, IncomingEdge]:
+    """The receivers' ends of several edges."""
+    ends = listening.accept_ends(expected, limits=limits, timeout_seconds=seconds)
+    incoming = {hello: end for hello, end in ends.items() if isinstance(end, IncomingEdge)}
+    assert incoming.keys() == ends.keys()
+    return incoming
+
+
+def accept(
+    listening: EdgeListener,
+    expected: Hello = HELLO,
+    seconds: float = 10,
+    *,
+    peer: NodeId = SENDER,
+    limits: EdgeLimits = LIMITS,
+) -> IncomingEdge:
+    return accept_edges(listening, {expected: peer}, limits=limits, seconds=seconds)[expected]
+
+
+def connect_edge(
+    address: EdgeAddress,
+    credentials: Credentials,
+    hello: Hello,
+    *,
+    peer: NodeId,
+    limits: EdgeLimits,
+    timeout_seconds: float,
+) -> OutgoingEdge:
+    """The sender's end of an edge."""
+    end = connect_end(
+        address, credentials, hello, peer=peer, limits=limits, timeout_seconds=timeout_seconds
+    )
+    assert isinstance(end, OutgoingEdge)
+    return end
 
 
 def connect(

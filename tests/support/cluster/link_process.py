@@ -18,16 +18,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from support.cluster.members import opened
+
 from potluck.cli.process_end import end_process, skip_finalization
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
 from potluck.cluster.network.membership import (
     Address,
-    Membership,
     MembershipConfig,
     MethodTable,
     Observer,
-    PemPaths,
     parse_address,
 )
 from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
@@ -62,13 +62,11 @@ async def main(settings: dict[str, Any], directory: Path) -> None:
         cluster_id="test",
         listen=Address(host=host, port=0),
         connect=tuple(map(parse_address, settings["connect"])),
-        pem=PemPaths(
-            authority=paths.authority, certificate=paths.certificate, key=paths.private_key
-        ),
+        pem=paths,
     )
     methods = MethodTable(is_complete=False)
     background = Background()
-    async with await Membership.open(
+    async with opened(
         config, methods=methods, observer=Observer(on_join=on_join, on_leave=on_leave)
     ) as membership:
         links = Links(membership, credentials, listen_host=host, spawn=background.spawn)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support.cluster.members import Handlers, make_config
+from support.cluster.members import Handlers, leaving, make_config
 
 from potluck.cli.process_end import end_process, skip_finalization
 from potluck.cluster.network.membership import Membership, Observer, PemPaths, parse_address
@@ -73,9 +73,7 @@ async def _run(settings: dict[str, Any]) -> int:
         host=settings["host"],
         multicast=settings["multicast"],
         wire_version=settings["wire_version"],
-        pem=None
-        if pem is None
-        else PemPaths(authority=Path(pem[0]), certificate=Path(pem[1]), key=Path(pem[2])),
+        pem=None if pem is None else PemPaths(**{name: Path(text) for name, text in pem.items()}),
     )
     observer = Observer(
         on_join=lambda node: _say(f"join {node}"),
@@ -88,7 +86,7 @@ async def _run(settings: dict[str, Any]) -> int:
         _say(f"error {error.message}")
         return 1
     tasks = []
-    async with membership:
+    async with leaving(membership):
         _say(f"open {membership.address}")
         while line := await asyncio.to_thread(sys.stdin.readline):
             tasks.append(asyncio.create_task(_do(membership, line)))

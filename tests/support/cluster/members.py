@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +20,10 @@ from support.processes.waiting import eventually
 
 from potluck.cluster.network.membership import (
     Address,
+    Membership,
     MembershipConfig,
     MethodTable,
     Observer,
-    PemPaths,
 )
 from potluck.errors import PotluckError
 from potluck.host.child_environment import child_environment
@@ -34,6 +35,22 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 def node_id(number: int) -> NodeId:
     return NodeId(f"{number:016x}")
+
+
+@asynccontextmanager
+async def leaving(membership: Membership) -> AsyncIterator[Membership]:
+    """A member that leaves at the end of the block."""
+    try:
+        yield membership
+    finally:
+        await membership.close()
+
+
+@asynccontextmanager
+async def opened(config: MembershipConfig, **others: Any) -> AsyncIterator[Membership]:
+    """A member from the beginning to the end of the block."""
+    async with leaving(await Membership.open(config, **others)) as member:
+        yield member
 
 
 def own_threads() -> list[str]:
@@ -152,7 +169,7 @@ class ChildMember:
     def __init__(self, module: str, settings: object, prefix: Sequence[str]) -> None:
         paths = os.pathsep.join((str(_ROOT / "src"), str(_ROOT / "tests")))
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", module, json.dumps(settings)],
+            [*prefix, sys.executable, "-m", module, json.dumps(settings, default=str)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -204,7 +221,7 @@ class MemberProcess(ChildMember):
             "host": config.listen.host,
             "multicast": config.multicast,
             "wire_version": config.wire_version,
-            "pem": None if config.pem is None else _pem_texts(config.pem),
+            "pem": None if config.pem is None else asdict(config.pem),
         }
         super().__init__("support.cluster.member_process", settings, prefix)
         self._lines: list[str] = []
@@ -246,10 +263,6 @@ class MemberProcess(ChildMember):
             with self._news:
                 self._lines.append(line.strip())
                 self._news.notify_all()
-
-
-def _pem_texts(pem: PemPaths) -> list[str]:
-    return [str(pem.authority), str(pem.certificate), str(pem.key)]
 
 
 class LinkMember(ChildMember):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from support.cluster.edges import credentials
@@ -86,7 +87,7 @@ class TransferNode:
             store_folder=str(folder / "weights"),
             limit_bytes=limit_bytes,
         )
-        given = replace(credentials(self.node_id), removed_path=self.removed)
+        given = replace(credentials(self.node_id), removed_path=str(self.removed))
         self.service = TransferService(settings, given, self._handle_message)
         self.board = self.service.board
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -157,13 +158,13 @@ class TransferNode:
         return [each for each in self.reports if isinstance(each, PeerDropped)]
 
     def held_chunks(self, content: FileContent) -> int:
-        held, _ = self.board.held([content])
+        held, _ = self.board.files.held([content])
         return sum(end - first for first, end in held.get(content.sha256, ()))
 
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        self.service._removed = None
+        self.service._refused = _Everybody()
         self.board.set_refused(_Everybody())
         self._server.close()
 
@@ -173,6 +174,9 @@ class _Everybody(frozenset[NodeId]):
 
     def __contains__(self, node: object) -> bool:
         return True
+
+    def __or__(self, others: object) -> Self:
+        return self
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from support.engines.load_listener import RecordingLoadListener
 from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
-from potluck.cluster.wire.worker_messages import Identity, Load, StageSpec
+from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.wire.worker_messages import Load, StageSpec
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.engines.backends import cost_of, native_unit
@@ -167,7 +168,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         spec=spec,
         unit=native_unit(),
         device_free_bytes=None,
-        identity=Identity(
+        identity=Credentials(
             node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""
         ),
         listen_host="127.0.0.1",

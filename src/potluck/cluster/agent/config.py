@@ -17,10 +17,6 @@ from potluck.probe.detector import Detector
 from potluck.types.backend import BackendSpec
 
 
-def _no_host() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The configuration of one node's agent.
@@ -56,7 +52,7 @@ class AgentConfig:
     secret: Secret | None
     listen: Address
     connect: tuple[Address, ...] = ()
-    find_host: FindHost = _no_host
+    find_host: FindHost = lambda: None
     multicast: bool = False
     memory_limit_bytes: int | None = None
     num_threads: int | None = None

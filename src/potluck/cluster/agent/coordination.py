@@ -46,10 +46,6 @@ from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 _log = logging.getLogger(__name__)
 
 
-def _ignore(_: object) -> None:
-    """Do nothing."""
-
-
 class Coordination:
     """The deployments that this node coordinates. For use in the agent's event loop.
 
@@ -69,7 +65,7 @@ class Coordination:
         cost_of: CostOf,
         spawn: Spawn,
         open_route: OpenRoute | None = None,
-        on_record: Callable[[DeploymentRecord], None] = _ignore,
+        on_record: Callable[[DeploymentRecord], None] = lambda record: None,
     ) -> None:
         self.coordinated: dict[DeploymentId, Deployment] = {}
         self.is_draining = False
@@ -95,7 +91,7 @@ class Coordination:
         return [path for path in paths if path is not None]
 
     async def deploy(
-        self, request: Deploy, *, begun: Callable[[DeploymentId], None] = _ignore
+        self, request: Deploy, *, begun: Callable[[DeploymentId], None] = lambda deployment: None
     ) -> DeploymentRecord:
         """Deploy a model, coordinated here; on return every node that answers knows of it.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import Any
 
 from potluck.catalog import (
     ModelDescription,
@@ -62,7 +61,7 @@ class AgentGateway:
         self._latest = LatestReports(self._ask_report)
         self._metrics: Sequence[ModelMetrics] = ()
         self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
-        self._refreshing: dict[str, asyncio.Task[None]] = {}
+        self._asking: asyncio.Task[None] | None = None
 
     def models(self) -> Sequence[ModelStatus]:
         """Return all deployed models, oldest first. None is ready at a node that is leaving."""
@@ -175,21 +174,17 @@ class AgentGateway:
         return layout_nodes(self._latest.reports(self._alive))
 
     async def refresh_metrics(self) -> None:
-        """Ask the coordinators for the metrics of their deployments."""
-        await self._once("metrics", self._ask_coordinators)
+        """Ask the coordinators for the metrics of their deployments.
+
+        All that wait for the answers share one round of calls.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_coordinators())
+        await asyncio.shield(self._asking)
 
     def metrics(self) -> Sequence[ModelMetrics]:
         """Return the metrics as of the last ``refresh``."""
         return self._metrics
-
-    async def _once(self, what: str, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Share one round of calls among all that wait for it."""
-        asking = self._refreshing.get(what)
-        if asking is None:
-            asking = asyncio.create_task(ask())
-            self._refreshing[what] = asking
-            asking.add_done_callback(lambda _: self._refreshing.pop(what))
-        await asyncio.shield(asking)
 
     async def _find_slow_stages(self) -> None:
         with suppress(TimeoutError):  # the result is then slightly older

@@ -175,7 +175,7 @@ class HostedStages:
     returned.
     """
 
-    def __init__(self, measured: Callable[[HostedStage, Stats], None] | None = None) -> None:
+    def __init__(self, measured: Callable[[HostedStage, Stats], None] | None) -> None:
         self.by_worker: dict[WorkerProcess, HostedStage] = {}
         self._measured = measured
 
@@ -271,10 +271,6 @@ class StageCrashes:
 
     def __init__(self) -> None:
         self._crashes: dict[tuple[DeploymentId, int], tuple[Epoch, str]] = {}
-
-    def __len__(self) -> int:
-        """Return the number of crashes not yet reported."""
-        return len(self._crashes)
 
     def note(self, spec: StageSpec, line: str) -> None:
         """Record that a stage crashed, with a line that describes how."""

@@ -46,7 +46,7 @@ def own_identity(config: AgentConfig, state: StateDirectory) -> tuple[Identity, 
         )
     paths = state.write_credentials(found.credentials)
     _keep_genuine(found, paths, state)
-    credentials = replace(found.credentials, removed_path=paths.removed)
+    credentials = replace(found.credentials, removed_path=str(paths.removed))
     return replace(found, credentials=credentials), paths
 
 

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from potluck.cluster.background import Spawn
-from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
@@ -27,7 +26,8 @@ from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, run_client, run_server
 from potluck.cluster.network.links.figures import LinkFigures, Sample
 from potluck.cluster.network.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
-from potluck.cluster.network.membership import Address, Membership, MethodTable
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.network.membership.address import ip_of
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import (
     CheckLinks,
@@ -355,7 +355,7 @@ class Links:
             wait_seconds = min(max(0.0, answer.wait_seconds), _LONGEST_WAIT_SECONDS)
             self._schedule.was_busy(node_id, self._clock(), wait_seconds=wait_seconds)
             return
-        if Address(host=answer.host, port=answer.port).ip is None:
+        if ip_of(answer.host) is None:
             raise EdgeError(node_id, f"{answer.host[:60]!r} is not an IP address")
         measurement = _Measurement(
             node_id,
@@ -375,7 +375,7 @@ class Links:
         """Return a function that connects to a node that listens for it."""
         hello = _hello(self._membership.node_id, number)
         return lambda: connect_both_ways(
-            EdgeAddress(host=answer.host, port=answer.port, name=answer.name),
+            answer.address,
             self._credentials,
             hello,
             peer=node_id,
@@ -420,7 +420,7 @@ class Links:
         except PotluckError as error:
             _log.debug("could not try to connect to node %s: %s", node_id, error.message)
             return False
-        if isinstance(answer, LinkBusy) or Address(host=answer.host, port=answer.port).ip is None:
+        if isinstance(answer, LinkBusy) or ip_of(answer.host) is None:
             return False
         connect = self._connecting(node_id, answer, request.number)
 

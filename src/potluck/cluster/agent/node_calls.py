@@ -77,16 +77,8 @@ class NodeCalls:
         self._check = check
         self._unreachable = unreachable
         self._own_host = OwnHost(lambda: hardware.report)
-        self._http_address: str | None = None
-
-    @property
-    def http_address(self) -> str | None:
-        """Return the address of this node's HTTP API; None if it has none."""
-        return self._http_address
-
-    def announce_http(self, address: str) -> None:
-        """Report ``address`` as that of this node's HTTP API from now on."""
-        self._http_address = address
+        self.http_address: str | None = None
+        """The address of this node's HTTP API, as reported to others; None if it has none."""
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
@@ -106,7 +98,7 @@ class NodeCalls:
             self._units.all(),
             self._threads,
             address=str(self._membership.address),
-            http_address=self._http_address,
+            http_address=self.http_address,
             is_draining=self._coordination.is_draining,
             stages=self._stages.hosted.memory,
             refused=refused,
@@ -118,7 +110,7 @@ class NodeCalls:
         clients.
         """
         records = self._coordination.records.live()
-        if self._http_address is None or not records:
+        if self.http_address is None or not records:
             return {}
 
         def look() -> dict[DeploymentId, str]:

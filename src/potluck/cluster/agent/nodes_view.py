@@ -10,6 +10,7 @@ from typing import Literal
 from potluck.cluster.agent.inviting import Inviting, NewInvitation
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.invitations.ledger import Ledger
+from potluck.cluster.network.trust.credentials import is_node_id
 from potluck.errors import UsageError
 from potluck.types.cluster import NodeId
 from potluck.types.document import document_of
@@ -111,7 +112,6 @@ def find_node(view: NodesDocument, wanted: str) -> NodeDocument:
 
     A full node id need not be known here. Raises ``UsageError`` if none or several nodes match.
     """
-    is_whole = len(wanted) == 16 and all(each in "0123456789abcdef" for each in wanted)
     names = NodeNames({node.node_id: node.name or "" for node in view.nodes})
     found = [
         node
@@ -124,7 +124,7 @@ def find_node(view: NodesDocument, wanted: str) -> NodeDocument:
         found = exact
     if len(found) > 1:
         found = [node for node in found if node.state != "removed"] or found
-    if not found and is_whole:
+    if not found and is_node_id(wanted):
         return NodeDocument(node_id=NodeId(wanted), state="away")
     if len(found) != 1:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from potluck.types.cluster_events import ModelSample
@@ -72,25 +72,21 @@ class Sampler:
             return gauges
         old, seconds = before[0], at - before[1]
         generated, was = metrics.generated, old.generated
-        return ModelSample(
+        return replace(
+            gauges,
             tokens_per_second=(generated.num_tokens - was.num_tokens) / seconds,
             first_token_seconds=_share(
                 generated.first_token_seconds - was.first_token_seconds,
                 generated.num_first_tokens - was.num_first_tokens,
             ),
-            num_running=gauges.num_running,
-            num_waiting=gauges.num_waiting,
             cache_hit_share=_share(
                 metrics.prefix.num_hits - old.prefix.num_hits,
                 metrics.prefix.num_admissions - old.prefix.num_admissions,
             ),
-            cache_used_share=gauges.cache_used_share,
             draft_acceptance=_share(
                 metrics.drafts.num_accepted - old.drafts.num_accepted,
                 metrics.drafts.num_drafted - old.drafts.num_drafted,
             ),
-            stage_seconds=gauges.stage_seconds,
-            stage_busy=gauges.stage_busy,
         )
 
     def _stages(

@@ -64,11 +64,10 @@ from potluck.cluster.network.membership import (
     MethodTable,
     PemPaths,
 )
-from potluck.cluster.network.trust import pem_files
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
-from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
+from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess
 from potluck.cluster.wire.calls import AskMetrics
 from potluck.cluster.wire.methods import METRICS
 from potluck.cluster.wire.worker_messages import Stats
@@ -166,10 +165,9 @@ class Agent:
                     links.used(node, path)
                 return await links.settled() if may_wait else links.speeds()
 
-            def transferred(progress: TransferProgress) -> None:
-                transfer = transfer_of(progress)
-                stages.hosted.note_transfer(progress.job, transfer)
-                weights.transfers[progress.job] = transfer
+            def transferred(job: str, transfer: Transfer) -> None:
+                stages.hosted.note_transfer(job, transfer)
+                weights.transfers[job] = transfer
 
             def dial_wanted(node: NodeId) -> None:
                 background.spawn(weights.ask_to_dial(node))
@@ -407,19 +405,8 @@ class Agent:
         }
 
 
-def transfer_of(progress: TransferProgress) -> Transfer:
-    """Return the report for other nodes of this node's progress with a job's files."""
-    return Transfer(
-        done_bytes=progress.done_bytes,
-        total_bytes=progress.total_bytes,
-        by_source=dict(progress.bytes_by_source),
-        bytes_per_second=progress.bytes_per_second,
-        seconds_left=progress.seconds_left,
-    )
-
-
 async def _start_transfer(
-    config: AgentConfig, membership: Membership, paths: pem_files.PemPaths, events: TransferEvents
+    config: AgentConfig, membership: Membership, paths: PemPaths, events: TransferEvents
 ) -> tuple[TransferProcess | None, str]:
     """Start the transfer process; without it the node reads only files at their own paths."""
     folder = default_store_folder(os.environ)
@@ -432,7 +419,7 @@ async def _start_transfer(
         node_id=membership.node_id,
         authority=str(paths.authority),
         certificate=str(paths.certificate),
-        key=str(paths.private_key),
+        key=str(paths.key),
         removed=str(paths.removed),
         store_folder=str(folder),
         limit_bytes=default_limit_bytes(folder) if limit_bytes is None else limit_bytes,
@@ -463,7 +450,7 @@ def _probe_options(config: AgentConfig, threads: NodeThreads) -> ProbeOptions:
 
 
 def _membership_config(
-    config: AgentConfig, identity: Identity, paths: pem_files.PemPaths
+    config: AgentConfig, identity: Identity, paths: PemPaths
 ) -> MembershipConfig:
     return MembershipConfig(
         node_id=identity.node_id,
@@ -471,12 +458,7 @@ def _membership_config(
         listen=config.listen,
         connect=config.connect,
         multicast=config.multicast,
-        pem=PemPaths(
-            authority=paths.authority,
-            certificate=paths.certificate,
-            key=paths.private_key,
-            removed=paths.removed,
-        ),
+        pem=paths,
         has_to_join=config.secret is not None,
         lease_milliseconds=config.lease_milliseconds,
     )

@@ -42,7 +42,6 @@ from potluck.cluster.wire.calls import (
 )
 from potluck.cluster.wire.worker_messages import (
     EdgeRoute,
-    Identity,
     Load,
     Loaded,
     Progress,
@@ -325,18 +324,11 @@ class StageHost:
         unit = self._units.require(spec.unit_id)
         own_bytes = unit.device.own_free_bytes
         taken_bytes = self.hosted.memory.device_bytes.get(spec.unit_id, 0)
-        removed = self._credentials.removed_path
         return Load(
             spec=spec,
             unit=self._units.address(unit, spec.arithmetic),
             device_free_bytes=None if own_bytes is None else own_bytes - taken_bytes,
-            identity=Identity(
-                node_id=self._credentials.node_id,
-                certificate_pem=self._credentials.certificate_pem,
-                private_key_pem=self._credentials.private_key_pem,
-                authority_pem=self._credentials.authority_pem,
-                removed_path=None if removed is None else str(removed),
-            ),
+            identity=self._credentials,
             listen_host=self._listen_host,
             route=None if route is None else EdgeRoute.of(route),
             num_threads=self._num_threads,

@@ -179,10 +179,7 @@ class Takeovers:
         return tuple(record for record in self._records.live() if self._is_orphan(record))
 
     def _orphan(self, deployment: DeploymentId) -> DeploymentRecord | None:
-        for record in self.orphans():
-            if record.deployment == deployment:
-                return record
-        return None
+        return next((each for each in self.orphans() if each.deployment == deployment), None)
 
     def _is_orphan(self, record: DeploymentRecord) -> bool:
         is_lost = record.epoch.coordinator not in self._membership.nodes()

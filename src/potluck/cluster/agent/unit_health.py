@@ -185,10 +185,6 @@ Changed = Callable[[UnitId, str], None]
 """Gets a unit that is now out, with the reason, or one that is used again, with an empty one."""
 
 
-def _ignore(unit_id: UnitId, reason: str) -> None:
-    """Do nothing."""
-
-
 class UnitOutages:
     """The units that are out. For use in the agent's event loop.
 
@@ -196,7 +192,7 @@ class UnitOutages:
     handle. ``changed`` is called for every unit that goes out or comes back.
     """
 
-    def __init__(self, changed: Changed = _ignore) -> None:
+    def __init__(self, changed: Changed) -> None:
         self.news = asyncio.Event()
         self._changed = changed
         self._health = UnitHealth()

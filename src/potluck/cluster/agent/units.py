@@ -58,10 +58,6 @@ def conditions_of(unit: NodeUnit, isa: str | None, node: NodeThreads) -> str:
     return ", ".join(part for part in (unit.device.name, variant, threads, cores) if part)
 
 
-def _nothing_is_out() -> Mapping[str, str]:
-    return {}
-
-
 class NodeUnits:
     """The node's current units, by the latest report.
 
@@ -72,7 +68,7 @@ class NodeUnits:
         self,
         report: Callable[[], ProbeReport],
         choice: UnitChoice,
-        out: Callable[[], Mapping[str, str]] = _nothing_is_out,
+        out: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._report = report
         self._choice = choice

@@ -12,7 +12,8 @@ from potluck.catalog import (
 )
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.weights import NodeWeights
-from potluck.cluster.network.membership import Address, Membership, MethodTable
+from potluck.cluster.network.membership import Membership, MethodTable
+from potluck.cluster.network.membership.address import ip_of
 from potluck.cluster.wire.calls import (
     AskHoldings,
     CheckModel,
@@ -169,7 +170,7 @@ class WeightCalls:
             await process.add_digests(request.content, request.digests, verified=True)
 
     async def _on_dial(self, caller: NodeId, request: DialBack) -> None:
-        if Address(host=request.host, port=request.port).ip is None:
+        if ip_of(request.host) is None:
             raise TransferError(f"{request.host[:60]!r} is not an IP address")
         await self._weights.process().serve_peer(caller, (request.host, request.port))
 

@@ -118,11 +118,6 @@ class NodeWeights:
         self.transfers: dict[str, Transfer] = {}
         self._checks: dict[str, asyncio.Future[ModelCheck]] = {}
 
-    @property
-    def files(self) -> TransferProcess | None:
-        """Return the transfer process; None if there is none."""
-        return self._files
-
     # Requests of coordinators.
 
     async def read(self, model: str, record: DeploymentRecord | None = None) -> ReadModel:
@@ -313,8 +308,6 @@ class NodeWeights:
 class _OwnFiles:
     """The files of a model at a path of the coordinator's own; implements ``ModelWeights``."""
 
-    is_known_by_content = False
-
     def __init__(self, node: NodeWeights, description: ModelDescription) -> None:
         self._node = node
         self._description = description
@@ -330,8 +323,6 @@ class _OwnFiles:
 
 class _KnownFiles:
     """The files of a model that the coordinator does not have; implements ``ModelWeights``."""
-
-    is_known_by_content = True
 
     def __init__(self, node: NodeWeights, model: str, job: str, manifest: Manifest) -> None:
         self._node = node

@@ -96,7 +96,7 @@ class Attempt:
         config: ModelConfig,
         counting: Counting,
         fingerprint: ModelFingerprint,
-        weights: ModelWeights | None = None,
+        weights: ModelWeights | None,
     ) -> None:
         self.record = record
         self._weights = weights

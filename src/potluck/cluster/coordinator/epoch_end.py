@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from potluck.cluster.coordinator.excluded_units import ExcludedUnits, StageError
@@ -23,7 +22,7 @@ class EpochEnds:
     then.
     """
 
-    def __init__(self, membership: Membership, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, membership: Membership, clock: Callable[[], float]) -> None:
         self._membership = membership
         self._clock = clock
         self._excluded = ExcludedUnits()

@@ -92,6 +92,7 @@ async def with_stages(
     leaders = [group[0] for group in record.groups]
     following = [*leaders[1:], len(nodes)]
     own = membership.node_id
+    loaded = loaded_sequences(record.status.plan.prediction)
     edges = [
         EdgeMetrics(
             edge=0,
@@ -119,25 +120,21 @@ async def with_stages(
         stages=tuple(
             StageMetrics(
                 stage=index,
-                node_id=node,
-                num_steps=stats[index].num_steps,
-                compute_seconds=stats[index].compute_seconds,
-                cpu_seconds=stats[index].cpu_seconds,
-                memory_bytes=stats[index].resident_bytes,
-                num_dropped_frames=stats[index].num_dropped_frames,
-                slowdown=stats[index].slowdown,
+                node_id=nodes[index],
+                num_steps=each.num_steps,
+                compute_seconds=each.compute_seconds,
+                cpu_seconds=each.cpu_seconds,
+                memory_bytes=each.resident_bytes,
+                num_dropped_frames=each.num_dropped_frames,
+                slowdown=each.slowdown,
                 experts=ExpertUse(
-                    num_used=stats[index].num_experts_used,
-                    num_in_memory=stats[index].num_experts_in_memory,
+                    num_used=each.num_experts_used, num_in_memory=each.num_experts_in_memory
                 ),
-                num_exchanges=stats[index].num_exchanges,
-                exchange_seconds=stats[index].exchange_seconds,
-                times=stage_times(
-                    stats[index].step_times, loaded_sequences(record.status.plan.prediction)
-                ),
+                num_exchanges=each.num_exchanges,
+                exchange_seconds=each.exchange_seconds,
+                times=stage_times(each.step_times, loaded),
             )
-            for index, node in enumerate(nodes)
-            if index in stats
+            for index, each in stats.items()
         ),
         edges=tuple(edges),
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +50,6 @@ from potluck.types.step import SequenceId
 
 _log = logging.getLogger(__name__)
 
-_RETRY_AFTER_SECONDS = 5
 
 _MAX_CONTINUED_SEQUENCES = 2 * MAX_WAITING_SEQUENCES
 """The maximum number of waiting sequences that already have tokens. They were admitted once and
@@ -61,10 +59,6 @@ OnOver = Callable[[PotluckError], None]
 """Called, on any thread, with the reason why the pipeline or the scheduler has stopped serving."""
 
 OpenPipeline = Callable[[OnOutcome, OnOver], RemotePipeline]
-
-
-def _soon() -> int:
-    return _RETRY_AFTER_SECONDS
 
 
 _NOT_ADDED = SequenceId(-1)
@@ -176,9 +170,9 @@ class RequestQueue:
         drafts: DraftSource | None = None,
         recovery_wait_seconds: float,
         why_not: Callable[[], PotluckError],
-        no_plan: Callable[[], bool] = lambda: False,
-        retry_after: Callable[[], int] = _soon,
-        clock: Callable[[], float] = time.monotonic,
+        no_plan: Callable[[], bool],
+        retry_after: Callable[[], int],
+        clock: Callable[[], float],
     ) -> None:
         self.model_id = model_id
         self._vocab_size = vocab_size

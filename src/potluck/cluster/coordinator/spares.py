@@ -12,7 +12,6 @@ from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.wire.worker_messages import Progress
 from potluck.errors import PotluckError
 from potluck.placement.links import LinkTable
 from potluck.placement.offering import offers
@@ -114,8 +113,8 @@ async def load_spares(
     record: DeploymentRecord,
     size: StageSize,
     stages: Sequence[SpareCandidate],
-    weights: ModelWeights | None = None,
-    links: LinkTable = LinkTable(),  # noqa: B008 - it is frozen
+    weights: ModelWeights | None,
+    links: LinkTable,
 ) -> int:
     """Load spares of ``stages``, those of ``record``, where there is room, one by one.
 
@@ -134,7 +133,7 @@ async def load_spares(
             if weights is not None and record.status.files.manifest_for(spare.node_id) is not None:
                 lacking = [(spare.node_id, elsewhere.shard(spare.index))]
                 await prepare_weights(membership, elsewhere, weights, lacking, links)
-            await load_stage(membership, elsewhere, size, spare.index, _ignore)
+            await load_stage(membership, elsewhere, size, spare.index, lambda progress: None)
             num_spares += 1
         except PotluckError as error:
             _log.warning(
@@ -155,7 +154,3 @@ def _layers(stage: HeldStage) -> tuple[object, ...]:
         stage.has_head,
         stage.part,
     )
-
-
-def _ignore(progress: Progress) -> None:
-    return

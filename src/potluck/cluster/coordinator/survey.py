@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from potluck.cluster.coordinator.weights import ModelWeights
-from potluck.cluster.network.membership import Membership
-from potluck.cluster.wire.calls import SAME_VERSION, AskSpeeds, CheckModel, NodeSurvey, SurveyNode
+from potluck.cluster.network.membership import SAME_VERSION, Membership
+from potluck.cluster.wire.calls import AskSpeeds, CheckModel, NodeSurvey, SurveyNode
 from potluck.cluster.wire.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
 from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError

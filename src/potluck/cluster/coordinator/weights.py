@@ -50,9 +50,6 @@ class StageNeeds:
 class ModelWeights(Protocol):
     """The files of a coordinator's model, as far as it knows them."""
 
-    is_known_by_content: bool
-    """Whether the coordinator itself reads them by content."""
-
     async def manifest(self, on_progress: OnHashed | None = None) -> Manifest:
         """Return the model's files, hashed unless a hub did that. Raise ``PotluckError``."""
         ...

@@ -20,7 +20,7 @@ import ssl
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from potluck.cluster.invitations.answers import (
@@ -78,8 +78,6 @@ _NAME = re.compile(r"[A-Za-z0-9_+!-][A-Za-z0-9._+!-]*(?:/[A-Za-z0-9_+!-][A-Za-z0
 class Front:
     """Answers newcomers with what ``responders`` return. ``run`` is for one thread, the rest for
     any.
-
-    ``clock`` is wall-clock time, in which invitations expire.
     """
 
     def __init__(
@@ -87,15 +85,10 @@ class Front:
         source: ConnectionSource,
         context: ssl.SSLContext,
         responders: Sequence[Responder],
-        *,
-        clock: Callable[[], float] = time.time,
-        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         self._source = source
         self._context = context
         self._responders = tuple(responders)
-        self._clock = clock
-        self.request_seconds = request_seconds
         self._lock = threading.Lock()
         self._known: tuple[KnownInvitation, ...] = ()
         self._strangers: OrderedDict[_Visit, None] = OrderedDict()
@@ -159,7 +152,7 @@ class Front:
     def answer(self, request: NewcomerRequest, invitation: KnownInvitation) -> Answer:
         """Return the answer for a client with the token of ``invitation``."""
         closed = invitation.closed
-        if not closed and self._clock() >= invitation.expires:
+        if not closed and time.time() >= invitation.expires:
             closed = "it has expired"
         if closed and not (invitation.is_used_up and request.name == "certificate"):
             return error_answer(
@@ -211,9 +204,9 @@ class Front:
             )
 
     def _serve(self, visit: _Visit) -> None:
-        deadline = time.monotonic() + self.request_seconds
+        deadline = time.monotonic() + REQUEST_SECONDS
         try:
-            visit.connection.settimeout(self.request_seconds)
+            visit.connection.settimeout(REQUEST_SECONDS)
             with visit.secured(self._context) as connection:
                 connection.do_handshake()
                 _Exchange(connection, visit, self, deadline)

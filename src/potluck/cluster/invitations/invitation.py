@@ -19,11 +19,11 @@ import secrets
 from dataclasses import dataclass, field
 
 from potluck.cluster.network.membership.address import Address, parse_address
+from potluck.cluster.network.trust.secret import ALPHABET
 from potluck.errors import ParameterError
 
 TOKEN_CHARACTERS = 32
-_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_TOKEN = re.compile(f"[{_ALPHABET}]{{{TOKEN_CHARACTERS}}}")
+_TOKEN = re.compile(f"[{ALPHABET}]{{{TOKEN_CHARACTERS}}}")
 _PIN = re.compile("[A-Za-z0-9_-]{43}")
 _MOST_ADDRESSES = 16
 _MOST_CHARACTERS = 2048
@@ -50,7 +50,7 @@ class Invitation:
 
 def generate_token() -> str:
     """Return a new token of 160 random bits."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(TOKEN_CHARACTERS))
+    return "".join(secrets.choice(ALPHABET) for _ in range(TOKEN_CHARACTERS))
 
 
 def is_token(text: str) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 
 from potluck.cluster.invitations.channel import Question, Reply
 from potluck.cluster.invitations.ledger import Ledger
+from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.authority import (
     Authority,
     authority_pem,
@@ -83,14 +84,11 @@ class Issuing:
         read: Callable[[], Ledger],
         write: Callable[[Ledger], None],
         facts: Callable[[], ClusterFacts],
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._authority = authority
         self._read = read
         self._write = write
         self._facts = facts
-        self._clock = clock
 
     def answer(self, question: Question) -> Reply:
         """Return the answer to a newcomer. Raise ``OSError`` if the ledger cannot be written."""
@@ -108,14 +106,14 @@ class Issuing:
             raise UsageError(
                 f"this cluster runs Potluck {facts.version} (wire version {WIRE_VERSION}), but the "
                 f"newcomer runs {request.version[:40]!r} (wire version {request.wire_version})",
-                hint="install the same version of Potluck on every node",
+                hint=SAME_VERSION,
             )
         key = requested_key(request.certificate_request.encode("utf-8"))
         client_key = requested_key(request.client_request.encode("utf-8"))
         ledger, node_id = self._read().admit(
             question.invitation_id,
             key_digest(key),
-            self._clock(),
+            time.time(),
             name=_shown(request.host_name),
             host=question.newcomer,
         )

@@ -21,7 +21,7 @@ from potluck.cluster.invitations.channel import (
     decode_from_server,
     encoded,
 )
-from potluck.host.python_child import start_child
+from potluck.host.python_child import end_child, start_child
 
 SERVER_MODULE = "potluck.cluster.invitations"
 _log = logging.getLogger(__name__)
@@ -132,10 +132,4 @@ async def _spawn(source: socket.socket, settings: Settings) -> _Child:
 
 async def _end(child: _Child) -> None:
     child.writer.close()
-    try:
-        async with asyncio.timeout(_END_SECONDS):
-            await child.process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            child.process.kill()
-        await child.process.wait()
+    await end_child(child.process, timeout_seconds=_END_SECONDS)

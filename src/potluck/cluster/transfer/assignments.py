@@ -153,7 +153,6 @@ class Assignments:
         changes: Changes,
         *,
         report: Callable[[ProcessMessage], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs
@@ -161,7 +160,6 @@ class Assignments:
         self._queues = queues
         self._changes = changes
         self._report = report
-        self._clock = clock
         self._stranded: dict[Item, float] = {}
         self._banned: dict[NodeId, float] = {}
         self._refused: frozenset[NodeId] = frozenset()
@@ -187,7 +185,7 @@ class Assignments:
             if origin not in failed and self._is_usable(origin):
                 break
         else:
-            self._stranded.setdefault((file, chunk), self._clock() + STRANDED_SECONDS)
+            self._stranded.setdefault((file, chunk), time.monotonic() + STRANDED_SECONDS)
             return
         self._ask(origin, file, chunk)
 
@@ -258,7 +256,7 @@ class Assignments:
 
     def ban(self, node: NodeId, items: Sequence[Item], reason: str) -> None:
         """Exclude a peer for a while because it sent wrong bytes."""
-        self._banned[node] = self._clock() + _BANNED_SECONDS
+        self._banned[node] = time.monotonic() + _BANNED_SECONDS
         _LOG.warning("node %s sent wrong bytes and is temporarily excluded: %s", node, reason)
         origin = Origin(node)
         waiting = self._queues.take_all(origin)
@@ -297,7 +295,7 @@ class Assignments:
             return True
         if origin.node == self._node_id or origin.node in self._refused:
             return False
-        return self._banned.get(origin.node, 0.0) <= self._clock()
+        return self._banned.get(origin.node, 0.0) <= time.monotonic()
 
 
 def unavailable(file: SharedFile, chunk: int) -> tuple[str, str]:

@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from potluck.cluster.transfer.assignments import Assignments, LaneQueues
 from potluck.cluster.transfer.changes import Changes
@@ -25,7 +25,7 @@ from potluck.cluster.transfer.shared_file import Origin, Routes
 from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
-from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent, ReadingOrder
+from potluck.types.content import DIGEST_BYTES, FileContent, ReadingOrder
 
 
 class Board:
@@ -41,24 +41,20 @@ class Board:
         *,
         start_lane: Callable[[Origin], None],
         report: Callable[[ProcessMessage], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report = report
-        self._clock = clock
         self.changes = changes = Changes()
         self.readers = readers = Readers()
-        self._jobs = jobs = Jobs(clock)
+        self._jobs = jobs = Jobs()
         self.relay = relay = Relay()
         self.files = files = FileTable(store, jobs, relay, changes)
         queues = LaneQueues(start_lane)
         self._assignments = assignments = Assignments(
-            node_id, jobs, readers, queues, changes, report=report, clock=clock
+            node_id, jobs, readers, queues, changes, report=report
         )
         self._fetch_order = fetch_order = FetchOrder(jobs, readers, files, assignments)
         self.reading = Reading(jobs, readers, files, fetch_order, changes)
-        self.lane_work = LaneWork(
-            jobs, readers, queues, assignments, fetch_order, relay, changes, clock=clock
-        )
+        self.lane_work = LaneWork(jobs, readers, queues, assignments, fetch_order, relay, changes)
         self.serving = Serving(node_id, jobs, readers, files, assignments, relay, changes)
 
     def set_sources(self, job: str, routes: Routes, *, ahead: ReadingOrder = ()) -> None:
@@ -105,12 +101,6 @@ class Board:
         with self.changes:
             return self._assignments.is_refused(node)
 
-    def held(self, contents: Sequence[FileContent]) -> tuple[dict[str, ChunkRuns], set[str]]:
-        """Return which chunks of files are on disks of this node, and which files have verified
-        digests.
-        """
-        return self.files.held(contents)
-
     def look_again(self, content: FileContent) -> None:
         """Use a file that has just been found on this disk."""
         with self.changes:
@@ -118,10 +108,6 @@ class Board:
             if file is not None:
                 file.find_local()
                 self.changes.wake()
-
-    def digests(self, sha256: str) -> bytes | None:
-        """Return verified digests."""
-        return self.files.digests(sha256)
 
     def add_digests(self, content: FileContent, digests: bytes, *, is_verified: bool) -> None:
         """Set the digests of all chunks. Raise ``ValueError`` if their number is wrong."""
@@ -139,13 +125,9 @@ class Board:
                     self._fetch_order.request_file(file)
             self.changes.wake()
 
-    def remove(self, sha256: str) -> None:
-        """Remove what the store has of a file."""
-        self.files.remove(sha256)
-
     def tick(self) -> None:
         """Give up on chunks without a source, and report the progress of jobs."""
-        now = self._clock()
+        now = time.monotonic()
         with self.changes:
             self._assignments.expire(now)
             for name, job in self._jobs.items():

@@ -11,7 +11,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-_LENGTH = struct.Struct("<I")
+from potluck.errors import TransferError
+
+LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 2**28
 """The digests of a file of 8 TB."""
 
@@ -57,14 +59,14 @@ class Channel(Generic[_T]):
         """
         descriptor: int | None = None
         try:
-            head, descriptors, _, _ = socket.recv_fds(self._connection, _LENGTH.size, 1)
+            head, descriptors, _, _ = socket.recv_fds(self._connection, LENGTH.size, 1)
             for each in descriptors:
                 os.set_inheritable(each, False)
                 descriptor = each
-            head += self._read(_LENGTH.size - len(head)) if head else b""
-            if len(head) < _LENGTH.size:
+            head += self._read(LENGTH.size - len(head)) if head else b""
+            if len(head) < LENGTH.size:
                 raise ChannelClosedError
-            (num_bytes,) = _LENGTH.unpack(head)
+            (num_bytes,) = LENGTH.unpack(head)
             if num_bytes > MAX_MESSAGE_BYTES:
                 raise ChannelClosedError
             return self._decoder.decode(self._read(num_bytes)), descriptor
@@ -107,4 +109,12 @@ class Channel(Generic[_T]):
 def encode(message: msgspec.Struct) -> bytes:
     """Return a message in the form in which it is sent."""
     data = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(data)) + data
+    return LENGTH.pack(len(data)) + data
+
+
+def process_gone() -> TransferError:
+    """Return the error of calls to a process that has ended."""
+    return TransferError(
+        "the transfer process of this node has exited",
+        hint="the agent restarts it; see the agent's log",
+    )

@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from potluck.cluster.transfer.channel import Channel, ChannelClosedError
+from potluck.cluster.transfer.channel import Channel, ChannelClosedError, process_gone
 from potluck.cluster.transfer.messages import (
     Arrived,
     Await,
@@ -105,7 +105,7 @@ class TransferClient:
         try:
             self._channel.send(message)
         except ChannelClosedError as error:
-            raise _gone() from error
+            raise process_gone() from error
 
     def ask(self, label: str, message: Await | Check) -> tuple[Arrived, int | None]:
         """Return the answer, with the descriptor that came with it."""
@@ -119,7 +119,7 @@ class TransferClient:
                     if self._on_wait is not None:
                         self._on_wait(answer.num_bytes)
         except ChannelClosedError as error:
-            raise _gone() from error
+            raise process_gone() from error
         if isinstance(answer, Failed):
             if answer.is_changed:
                 raise ModelFileError(label, answer.message, hint=answer.hint)
@@ -267,10 +267,3 @@ class TransferFile:
         if not run.is_window:
             with contextlib.suppress(OSError):  # advice that a file system may not support
                 os.posix_fadvise(descriptor, offset, done, os.POSIX_FADV_DONTNEED)
-
-
-def _gone() -> TransferError:
-    return TransferError(
-        "the transfer process of this node has exited",
-        hint="the agent restarts it; see the agent's log",
-    )

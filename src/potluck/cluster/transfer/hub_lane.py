@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from potluck.cluster.transfer.lane_work import LaneWork
 from potluck.cluster.transfer.share import Share
@@ -63,13 +63,10 @@ class HubLane:
         work: LaneWork,
         share: Share,
         streams: WholeStreams,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._work = work
         self._share = share
         self._streams = streams
-        self._sleep = sleep
         self._num_failures = 0
         self._buffer = bytearray()
 
@@ -128,7 +125,7 @@ class HubLane:
                 raise
         self._num_failures += 1
         _LOG.info("retrying the hub in %g s", wait)
-        self._sleep(wait)
+        time.sleep(wait)
 
     def _pause(self) -> float:
         return _PAUSES[min(self._num_failures, len(_PAUSES) - 1)]

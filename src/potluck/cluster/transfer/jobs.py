@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from potluck.cluster.transfer.demand import Demand, Reader
@@ -72,13 +72,12 @@ class Job:
 class Jobs:
     """All jobs by name. For use with the board's lock held."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
 
     def add(self, name: str) -> Job:
         """Return a job, which is created if it was unknown."""
-        return self._jobs.setdefault(name, Job(since=self._clock()))
+        return self._jobs.setdefault(name, Job(since=time.monotonic()))
 
     def get(self, name: str) -> Job | None:
         """Return a job; None if it is unknown."""
@@ -163,7 +162,7 @@ class Jobs:
 
     def age(self, job: Job) -> float:
         """Return how many seconds ago this node was told of a job."""
-        return self._clock() - job.since
+        return time.monotonic() - job.since
 
     def is_overdue(self, file: SharedFile) -> bool:
         """Return whether the jobs that name a file have had no reader here for a while."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from potluck.cluster.transfer.assignments import Assignments, LaneQueues
 from potluck.cluster.transfer.changes import Changes
@@ -35,8 +35,6 @@ class LaneWork:
         fetch_order: FetchOrder,
         relay: Relay,
         changes: Changes,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._jobs = jobs
         self._readers = readers
@@ -45,17 +43,16 @@ class LaneWork:
         self._fetch_order = fetch_order
         self._relay = relay
         self._changes = changes
-        self._clock = clock
 
     def take(self, origin: Origin, most: int, *, seconds: float, is_range: bool) -> list[Item]:
         """Return the next chunks to get, at most ``most``; none if there were none in time.
 
         ``is_range``: only consecutive chunks of one file.
         """
-        deadline = self._clock() + seconds
+        deadline = time.monotonic() + seconds
         with self._changes:
             while not (taken := self._queues.take(origin, most, is_range=is_range)):
-                left = deadline - self._clock()
+                left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 self._changes.wait(left)
@@ -67,10 +64,10 @@ class LaneWork:
         It does not wait if other chunks are requested instead: they may be needed first.
         """
         file, chunk = item
-        deadline = self._clock() + seconds
+        deadline = time.monotonic() + seconds
         with self._changes:
             while not self._queues.take_one(origin, item):
-                left = deadline - self._clock()
+                left = deadline - time.monotonic()
                 if left <= 0 or self._queues.has_any(origin):
                     return False
                 if file.holds(chunk) or not self._readers.is_missing(file, chunk):

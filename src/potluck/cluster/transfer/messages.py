@@ -11,13 +11,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from potluck.cluster.network.trust.credentials import CredentialFiles
 from potluck.types.cluster import NodeId
 from potluck.types.content import ChunkSource, FileContent, Manifest, ReadingOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferSettings:
-    """The node's address for peers (``host`` is numeric), its PEM files, and the store.
+class TransferSettings(CredentialFiles):
+    """The node's address for peers (``host`` is numeric), its credentials, and the store.
 
     ``port`` is the node's single port, from which connections are handed over; without it, the
     process listens on a free one. With ``limit_bytes`` of 0, nothing is stored.
@@ -25,15 +26,8 @@ class TransferSettings:
 
     host: str
     port: int = 0
-    node_id: str
-    authority: str
-    certificate: str
-    key: str
     store_folder: str
     limit_bytes: int
-    removed: str | None = None
-    """The file of nodes that were removed from the cluster (``trust.removed``)."""
-
     hub_folder: str | None = None
     """huggingface_hub's cache, in which files in large-file storage are found; None for none."""
 
@@ -145,20 +139,12 @@ class DialFailed(_Message, frozen=True):
     reason: str
 
 
-AgentMessage: TypeAlias = (
-    SetSources
-    | EndJob
-    | SetServing
-    | SetRefused
-    | AskHoldings
-    | AskIdentity
-    | AskDigests
-    | AddDigests
-    | AskState
-    | RemoveFile
-    | ServePeer
-    | DialFailed
+Question: TypeAlias = (
+    AskHoldings | AskIdentity | AskDigests | AddDigests | AskState | RemoveFile | ServePeer
 )
+"""The messages with a ``number``, each answered on a thread of its own."""
+
+AgentMessage: TypeAlias = SetSources | EndJob | SetServing | SetRefused | DialFailed | Question
 
 
 # To the agent.
@@ -225,7 +211,7 @@ class Listening(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """See ``supervisor.TransferProgress``."""
+    """See ``types.content.Transfer``."""
 
     job: str
     done_bytes: int

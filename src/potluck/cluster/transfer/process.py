@@ -57,6 +57,7 @@ from potluck.cluster.transfer.messages import (
     LogLine,
     OpenFile,
     ProcessMessage,
+    Question,
     Refused,
     RemoveFile,
     ServePeer,
@@ -91,9 +92,6 @@ overcommitted."""
 
 _EXHAUSTED_SECONDS = 0.1
 
-_Query = AskHoldings | AskIdentity | AskDigests | AddDigests | AskState | RemoveFile | ServePeer
-"""Messages that are answered on a thread of their own."""
-
 
 class TransferService:
     """The work of the process, independently of it."""
@@ -106,8 +104,7 @@ class TransferService:
     ) -> None:
         self._credentials = credentials
         self._report = report
-        path = credentials.removed_path
-        self._removed = None if path is None else RemovedNodes(path)
+        self._removed = RemovedNodes(credentials.removed_path)
         self._refused: frozenset[NodeId] = frozenset()
         self._client_context = credentials.client_context()
         self._incoming, self._outgoing = Share(), Share()
@@ -133,8 +130,7 @@ class TransferService:
         """Run periodic work, forever."""
         while True:
             time.sleep(_TICK_SECONDS)
-            if self._removed is not None:
-                self.board.set_refused(self._refused | self._removed.nodes())
+            self.board.set_refused(self._refused | self._removed.nodes())
             self.board.tick()
 
     def listen(self, source: ConnectionSource) -> None:
@@ -255,7 +251,7 @@ class TransferService:
             case _:
                 start_thread("answer", lambda: self._answer(message))
 
-    def _answer(self, message: _Query) -> None:
+    def _answer(self, message: Question) -> None:
         try:
             self._report(self._answered(message))
         except PotluckError as error:
@@ -263,16 +259,16 @@ class TransferService:
         except (OSError, ValueError) as error:
             self._report(Refused(message.number, type(error).__name__, str(error), ""))
 
-    def _answered(self, message: _Query) -> ProcessMessage:
+    def _answered(self, message: Question) -> ProcessMessage:
         number = message.number
         match message:
             case AskHoldings():
-                held, verified = self.board.held(message.contents)
+                held, verified = self.board.files.held(message.contents)
                 return HoldingsAnswer(number, held, tuple(verified))
             case AskIdentity():
                 return self._identified(number, Path(message.path))
             case AskDigests():
-                return DigestsAnswer(number, self.board.digests(message.sha256))
+                return DigestsAnswer(number, self.board.files.digests(message.sha256))
             case AddDigests():
                 self.board.add_digests(
                     message.content, message.digests, is_verified=message.is_verified
@@ -281,7 +277,7 @@ class TransferService:
             case AskState():
                 return self._hashed(message)
             case RemoveFile():
-                self.board.remove(message.sha256)
+                self.board.files.remove(message.sha256)
                 return Done(number)
             case ServePeer():
                 self.serve_peer(message.node, (message.host, message.port))
@@ -456,19 +452,12 @@ def run_transfer(
     os.set_inheritable(doors, False)
     channel: Channel[AgentMessage] = Channel(socket.socket(fileno=control), AgentMessage)
     logging.basicConfig(level=logging.WARNING, handlers=[AgentLog(channel)])
-    credentials = Credentials(
-        node_id=NodeId(settings.node_id),
-        certificate_pem=Path(settings.certificate).read_bytes(),
-        private_key_pem=Path(settings.key).read_bytes(),
-        authority_pem=Path(settings.authority).read_bytes(),
-        removed_path=None if settings.removed is None else Path(settings.removed),
-    )
 
     def report(message: ProcessMessage) -> None:
         with contextlib.suppress(ChannelClosedError):
             channel.send(message)
 
-    service = TransferService(settings, credentials, report)
+    service = TransferService(settings, settings.read(), report)
     source: ConnectionSource
     if connections is None:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

@@ -7,16 +7,15 @@ import contextlib
 import json
 import logging
 import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from potluck import errors
-from potluck.cluster.transfer.channel import encode
+from potluck.cluster.transfer.channel import LENGTH, encode, process_gone
 from potluck.cluster.transfer.messages import (
     AddDigests,
     AgentMessage,
@@ -38,6 +37,7 @@ from potluck.cluster.transfer.messages import (
     PeerDropped,
     ProcessMessage,
     Progress,
+    Question,
     Refused,
     RemoveFile,
     ServePeer,
@@ -48,9 +48,16 @@ from potluck.cluster.transfer.messages import (
     TransferSettings,
 )
 from potluck.errors import ModelFileError, PotluckError, TransferError
-from potluck.host.python_child import start_child
+from potluck.host.python_child import end_child, start_child
 from potluck.types.cluster import NodeId
-from potluck.types.content import ChunkSource, FileContent, Holdings, Manifest, ReadingOrder
+from potluck.types.content import (
+    ChunkSource,
+    FileContent,
+    Holdings,
+    Manifest,
+    ReadingOrder,
+    Transfer,
+)
 
 TRANSFER_MODULE = "potluck.cluster.transfer"
 _log = logging.getLogger(__name__)
@@ -63,33 +70,14 @@ _RESTART_SECONDS = 0.5
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
-_Question: TypeAlias = (
-    AskHoldings | AskIdentity | AskDigests | AddDigests | AskState | RemoveFile | ServePeer
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferProgress:
-    """The progress of this node with the bytes that its readers of one job want.
-
-    ``bytes_by_source`` has the bytes under ``disk`` (already present), ``hub``, or the node id of a
-    peer. ``seconds_left`` is None while nothing arrives.
-    """
-
-    job: str
-    done_bytes: int
-    total_bytes: int
-    bytes_by_source: Mapping[str, int]
-    bytes_per_second: float
-    seconds_left: float | None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferEvents:
     """Callbacks in the agent's loop. They must not raise."""
 
-    on_progress: Callable[[TransferProgress], None] = lambda progress: None
-    """About twice a second for each job with progress, and once when it is complete."""
+    on_progress: Callable[[str, Transfer], None] = lambda job, transfer: None
+    """This node's progress with the bytes that its readers of a job want: about twice a second for
+    each job with progress, and once when it is complete."""
 
     on_failure: Callable[[str, str, str], None] = lambda job, message, hint: None
     """No source has bytes that a job needs: its readers get a ``TransferError``. New sources for
@@ -175,7 +163,7 @@ class TransferProcess:
                 socket.send_fds(self._child.doors, [b"c"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise _gone() from error
+                raise process_gone() from error
         return ours
 
     async def holdings(self, contents: Sequence[FileContent]) -> Holdings:
@@ -296,9 +284,9 @@ class TransferProcess:
     def _say(self, message: AgentMessage) -> None:
         self._child.writer.write(encode(message))
 
-    async def _ask(self, message: _Question, answer: type[_T]) -> _T:
+    async def _ask(self, message: Question, answer: type[_T]) -> _T:
         if not self._is_up:
-            raise _gone()
+            raise process_gone()
         number = message.number
         future: asyncio.Future[ProcessMessage] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
@@ -321,7 +309,7 @@ class TransferProcess:
             await self._end()
             for future in self._pending.values():
                 if not future.done():
-                    future.set_exception(_gone())
+                    future.set_exception(process_gone())
             status = self._child.process.returncode
             _log.error("the transfer process exited with status %s", status)
             while True:
@@ -335,16 +323,14 @@ class TransferProcess:
     def _take(self, message: ProcessMessage) -> None:
         match message:
             case Progress():
-                self._events.on_progress(
-                    TransferProgress(
-                        job=message.job,
-                        done_bytes=message.done_bytes,
-                        total_bytes=message.total_bytes,
-                        bytes_by_source=message.bytes_by_source,
-                        bytes_per_second=message.bytes_per_second,
-                        seconds_left=message.seconds_left,
-                    )
+                transfer = Transfer(
+                    done_bytes=message.done_bytes,
+                    total_bytes=message.total_bytes,
+                    by_source=message.bytes_by_source,
+                    bytes_per_second=message.bytes_per_second,
+                    seconds_left=message.seconds_left,
                 )
+                self._events.on_progress(message.job, transfer)
             case JobFailed():
                 self._events.on_failure(message.job, message.message, message.hint)
             case PeerDropped():
@@ -404,16 +390,9 @@ class TransferProcess:
                 self._say(again)
 
     async def _end(self) -> None:
-        child = self._child
-        child.writer.close()
-        child.doors.close()
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                await child.process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
-            await child.process.wait()
+        self._child.writer.close()
+        self._child.doors.close()
+        await end_child(self._child.process, timeout_seconds=_END_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,7 +408,7 @@ _decoder: msgspec.msgpack.Decoder[ProcessMessage] = msgspec.msgpack.Decoder(Proc
 
 
 async def _receive(reader: asyncio.StreamReader) -> ProcessMessage:
-    (num_bytes,) = struct.unpack("<I", await reader.readexactly(4))
+    (num_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     return _decoder.decode(await reader.readexactly(num_bytes))
 
 
@@ -442,10 +421,3 @@ def _error(refused: Refused) -> PotluckError:
     if kind is errors.ModelNotFoundError:
         return errors.ModelNotFoundError(refused.message, hint=refused.hint)
     return TransferError(refused.message, hint=refused.hint)
-
-
-def _gone() -> TransferError:
-    return TransferError(
-        "the transfer process of this node has exited",
-        hint="the agent restarts it; see the agent's log",
-    )

@@ -93,11 +93,6 @@ class Relay:
         self._admitted: dict[SharedFile, set[int]] = {}
         self._windows: dict[SharedFile, Window] = {}
 
-    @property
-    def num_present(self) -> int:
-        """Return how many chunks are in memory."""
-        return sum(len(window.present) for window in self._windows.values())
-
     def admit(self, file: SharedFile, chunk: int) -> bool:
         """Reserve a place for a chunk until ``drop``; return whether there is one."""
         admitted = self._admitted.setdefault(file, set())

@@ -9,8 +9,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.removals import Removal
-from potluck.cluster.wire.worker_messages import Connect, Loaded, Progress, Stats
+from potluck.cluster.wire.worker_messages import Connect, Loaded, Located, Progress, Stats
 from potluck.errors import CallError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import (
@@ -39,8 +40,6 @@ MAX_SHAPES = 64
 
 NUM_NONCE_BYTES = 16
 """The length of the nonce of a ``Multicast``: too long to be guessed or to recur by chance."""
-
-SAME_VERSION = "install the same version of Potluck on every node"
 
 _MOST_RECORD_BYTES = 2**24
 """The limit for a record before compression, several times the size of any: a malformed message
@@ -146,7 +145,7 @@ class ListenForLink(msgspec.Struct, frozen=True, kw_only=True):
     is_check: bool = False
 
 
-class LinkListening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LinkListening(Located, msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The node waits for the connection at this address, and may spend ``budget_seconds``."""
 
     host: str

@@ -12,6 +12,7 @@ import msgspec
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.listener import RoutedConnections
 from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.types.cluster import Epoch, NodeId
 from potluck.types.content import Manifest, Transfer
 from potluck.types.held_stage import HeldStage
@@ -23,7 +24,21 @@ MAX_MESSAGE_BYTES = 2**20
 LENGTH = struct.Struct("<I")
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class Located:
+    """A message with the address of a listener, in three fields of its own."""
+
+    __slots__ = ()
+    host: str
+    port: int
+    name: str
+
+    @property
+    def address(self) -> EdgeAddress:
+        """Return the address of the listener."""
+        return EdgeAddress(host=self.host, port=self.port, name=self.name)
+
+
+class Peer(Located, msgspec.Struct, frozen=True, kw_only=True):
     """The other end of an edge, and the address at which it listens.
 
     The address is empty if the peer connects to us.
@@ -38,24 +53,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     def at(cls, node_id: NodeId, address: EdgeAddress) -> Peer:
         """Return a peer that listens at an address."""
         return cls(node_id=node_id, host=address.host, port=address.port, name=address.name)
-
-    @property
-    def address(self) -> EdgeAddress:
-        """Return the address at which it listens."""
-        return EdgeAddress(host=self.host, port=self.port, name=self.name)
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The PEM documents with which the worker proves its membership (see ``trust.credentials``).
-
-    ``removed_path`` is the list of nodes that were removed from the cluster.
-    """
-
-    node_id: NodeId
-    certificate_pem: bytes
-    private_key_pem: bytes
-    authority_pem: bytes
-    removed_path: str | None = None
 
 
 class StageFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +134,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     spec: StageSpec
     unit: UnitAddress
     device_free_bytes: int | None
-    identity: Identity
+    identity: Credentials
     listen_host: str
     num_threads: int
     route: EdgeRoute | None = None
@@ -212,7 +209,7 @@ class MappedFile(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Loaded(Located, msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The weights are loaded, and the incoming edge is awaited at this address.
 
     ``memory`` is the worker's memory plan. ``read_bytes`` were read from the model's files
@@ -234,24 +231,14 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kept_blocks: str = ""
     name: str = ""
 
-    @property
-    def address(self) -> EdgeAddress:
-        """Return the address of the incoming edge's listener."""
-        return EdgeAddress(host=self.host, port=self.port, name=self.name)
 
-
-class Listening(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Listening(Located, msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The incoming edge of ``epoch`` is awaited at this address."""
 
     epoch: Epoch
     host: str
     port: int
     name: str = ""
-
-    @property
-    def address(self) -> EdgeAddress:
-        """Return the address of the incoming edge's listener."""
-        return EdgeAddress(host=self.host, port=self.port, name=self.name)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

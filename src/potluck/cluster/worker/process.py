@@ -15,13 +15,11 @@ import socket
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.trust.connection_sources import HandedConnections
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.wire.worker_messages import (
     LENGTH,
@@ -139,14 +137,6 @@ def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
     if not isinstance(load, Load):
         return 0
     watch = CallWatch(load.step_seconds, partial(_end_hung, channel))
-    removed = load.identity.removed_path
-    credentials = Credentials(
-        node_id=load.identity.node_id,
-        certificate_pem=load.identity.certificate_pem,
-        private_key_pem=load.identity.private_key_pem,
-        authority_pem=load.identity.authority_pem,
-        removed_path=None if removed is None else Path(removed),
-    )
     make_engine = open_engine if load.step_seconds is None else partial(open_watched, watch)
     progress_reporter = ProgressReporter(channel)
     opener = None
@@ -167,7 +157,7 @@ def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
         stuck=partial(_end_stuck, channel),
     )
     kept = loaded.kept_blocks
-    serving = Serving(_served(load, loaded, credentials), callbacks)
+    serving = Serving(_served(load, loaded), callbacks)
     try:
         address = serving.listen()
         channel.send(
@@ -190,7 +180,7 @@ def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
     return 1 if failures else 0
 
 
-def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedStage:
+def _served(load: Load, share: LoadedShare) -> ServedStage:
     spec = load.spec
     return ServedStage(
         deployment=spec.deployment,
@@ -204,7 +194,7 @@ def _served(load: Load, share: LoadedShare, credentials: Credentials) -> ServedS
             num_blocks=spec.num_blocks,
             num_states=spec.num_states,
         ),
-        credentials=credentials,
+        credentials=load.identity,
         listen_host=load.listen_host,
         route=None if load.route is None else _route(load.route),
         keeper=None if share.kept_blocks is None else share.kept_blocks.keeper,

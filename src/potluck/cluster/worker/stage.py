@@ -48,7 +48,6 @@ class StageTotals:
     """
 
     num_steps: int = 0
-    num_skipped_steps: int = 0
     num_tokens: int = 0
     compute_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -184,7 +183,6 @@ class Stage:
     def _serve(self, arrived: _Arrived) -> None:
         frame, step = arrived.frame, arrived.step
         if arrived.is_cancelled:
-            self._totals.num_skipped_steps += 1
             self._send_skipped(frame.step_id, self._steps.skipped(frame.header))
         elif step is not None:
             self._step(frame, step)

@@ -17,9 +17,9 @@ from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.agent import worker_process as module
 from potluck.cluster.agent.worker_process import WorkerProcess
+from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.worker_messages import (
     Connect,
-    Identity,
     Load,
     Loaded,
     Peer,
@@ -59,7 +59,7 @@ LOAD = Load(
     ),
     unit=native_unit(),
     device_free_bytes=None,
-    identity=Identity(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
+    identity=Credentials(node_id=NODE, certificate_pem=b"", private_key_pem=b"", authority_pem=b""),
     listen_host="127.0.0.1",
     num_threads=1,
     packed_cache_bytes=None,

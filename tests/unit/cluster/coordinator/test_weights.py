@@ -147,8 +147,6 @@ class Nodes:
 class Weights:
     """Every stage needs the same chunks."""
 
-    is_known_by_content = True
-
     def __init__(self, needs: Needs) -> None:
         self._needs = StageNeeds(loaded=tuple(needs.items()))
 

@@ -27,7 +27,7 @@ def test_chunks_are_stored_before_a_reader_wants_them(tmp_path: Path) -> None:
         owner.give("model.gguf", DATA)
         fetch_ahead(node, owner)
         eventually(lambda: node.held_chunks(CONTENT) == 5)
-        assert node.board.held([CONTENT])[0] == {CONTENT.sha256: ((0, 2), (4, 7))}
+        assert node.board.files.held([CONTENT])[0] == {CONTENT.sha256: ((0, 2), (4, 7))}
 
 
 def test_a_reader_counts_what_was_fetched_ahead_for_its_source(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_nothing_more_of_earlier_requests_ahead_arrives(tmp_path: Path) -> None:
         node.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         file = client.open_file(CONTENT, label="model", job=JOB)
         file.read_into(2 * CHUNK_BYTES, memoryview(bytearray(CHUNK_BYTES + 1)))
-        assert node.board.held([CONTENT])[0] == {CONTENT.sha256: ((2, 4),)}
+        assert node.board.files.held([CONTENT])[0] == {CONTENT.sha256: ((2, 4),)}
 
 
 def test_files_are_closed_if_no_reader_comes(

@@ -21,11 +21,11 @@ from support.processes.waiting import until
 from potluck.cluster.network.trust.connection_sources import connection_channel, hand_over
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
-from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess, TransferProgress
+from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess
 from potluck.errors import ModelFileError, ModelNotFoundError, TransferError
 from potluck.kernels import Sha256State
 from potluck.types.cluster import NodeId
-from potluck.types.content import CHUNK_BYTES, FileContent
+from potluck.types.content import CHUNK_BYTES, FileContent, Transfer
 
 DATA = file_bytes(9 * CHUNK_BYTES + 77)
 CONTENT = content_of(DATA)
@@ -93,8 +93,9 @@ def _node_id(certificate: Path) -> NodeId:
 @pytest.mark.slow
 def test_a_file_goes_from_one_process_to_another(tmp_path: Path) -> None:
     async def scenario() -> None:
-        progress: list[TransferProgress] = []
-        async with agents(tmp_path, 2, TransferEvents(on_progress=progress.append)) as [a, b]:
+        progress: list[Transfer] = []
+        events = TransferEvents(on_progress=lambda _, transfer: progress.append(transfer))
+        async with agents(tmp_path, 2, events) as [a, b]:
             path = tmp_path / "model.gguf"
             path.write_bytes(DATA)
             hashed: list[tuple[int, int]] = []
@@ -117,7 +118,7 @@ def test_a_file_goes_from_one_process_to_another(tmp_path: Path) -> None:
                     progress and progress[-1].done_bytes == progress[-1].total_bytes == len(DATA)
                 )
             )
-            assert progress[-1].bytes_by_source == {a.node_id: len(DATA)}
+            assert progress[-1].by_source == {a.node_id: len(DATA)}
 
     asyncio.run(scenario())
 

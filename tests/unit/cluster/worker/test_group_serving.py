@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.cluster.edges import LIMITS, SENDER, credentials
+from support.cluster.edges import LIMITS, SENDER, accept, connect_edge, credentials
 from support.engines.group_edges import node
 
-from potluck.cluster.network.edges.connect import connect_edge
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -174,9 +173,7 @@ class Members:
                 timeout_seconds=10,
             )
             stack.callback(outgoing.close)
-            incoming = listening.accept(
-                Hello(scope=scope, index=3), peer=node(0), limits=LIMITS, timeout_seconds=10
-            )
+            incoming = accept(listening, Hello(scope=scope, index=3), peer=node(0), limits=LIMITS)
             stack.callback(incoming.close)
             yield outgoing, incoming
 
@@ -357,9 +354,7 @@ def test_a_stage_that_is_connected_as_another_member_says_so(members: Members) -
             limits=LIMITS,
             timeout_seconds=10,
         )
-        back = other.accept(
-            Hello(scope=scope, index=1), peer=node(1), limits=LIMITS, timeout_seconds=10
-        )
+        back = accept(other, Hello(scope=scope, index=1), peer=node(1), limits=LIMITS)
         error = members.events[1].get(timeout=20)
         assert "was loaded as GroupPart(member=1" in error.message
         edge.close()

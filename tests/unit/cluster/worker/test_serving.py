@@ -12,10 +12,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.cluster.edges import LIMITS, RECEIVER, SENDER, credentials
+from support.cluster.edges import LIMITS, RECEIVER, SENDER, accept, connect_edge, credentials
 from support.processes.waiting import eventually
 
-from potluck.cluster.network.edges.connect import connect_edge
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -133,9 +132,7 @@ def connected(worker: Worker, number: int) -> Iterator[tuple[OutgoingEdge, Incom
         limits=LIMITS,
         timeout_seconds=10,
     )
-    incoming = listening.accept(
-        Hello(scope=scope, index=1), peer=RECEIVER, limits=LIMITS, timeout_seconds=10
-    )
+    incoming = accept(listening, Hello(scope=scope, index=1), peer=RECEIVER, limits=LIMITS)
     listening.close()
     try:
         yield outgoing, incoming

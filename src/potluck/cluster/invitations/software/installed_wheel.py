@@ -47,7 +47,7 @@ _NOTES = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_c
 """Files that installers add to ``*.dist-info``."""
 
 _TIME = (1980, 1, 1, 0, 0, 0)
-"""The oldest time that an archive can have: the same files produce the same wheel."""
+"""The oldest time that an archive can have: the same files produce the same archive."""
 
 _LAUNCHED_BY = re.compile(rb"\A#!/[^\n]*python[^\n]*(\n)")
 """The first line of scripts, where installers insert the path of their Python; wheels have
@@ -119,18 +119,20 @@ def _write(found: Distribution, file: IO[bytes]) -> None:
     info = ""
     with zipfile.ZipFile(file, "w") as archive:
         for each in _files(found):
-            archive.writestr(_member(each.name, is_program=each.is_program), each.data)
+            mode = 0o100755 if each.is_program else 0o100644
+            archive.writestr(archive_member(each.name, mode), each.data)
             rows.writerow((each.name, f"sha256={_coded_digest(each.data)}", len(each.data)))
             if each.name.endswith(".dist-info/WHEEL"):
                 info = each.name.removesuffix("WHEEL")
         rows.writerow((f"{info}RECORD", "", ""))
-        archive.writestr(_member(f"{info}RECORD"), record.getvalue())
+        archive.writestr(archive_member(f"{info}RECORD", 0o100644), record.getvalue())
 
 
-def _member(name: str, *, is_program: bool = False) -> zipfile.ZipInfo:
+def archive_member(name: str, mode: int = 0) -> zipfile.ZipInfo:
+    """Return the entry of a compressed file in an archive."""
     member = zipfile.ZipInfo(name, _TIME)
     member.compress_type = zipfile.ZIP_DEFLATED
-    member.external_attr = (0o100755 if is_program else 0o100644) << 16
+    member.external_attr = mode << 16
     return member
 
 

@@ -22,7 +22,10 @@ import msgspec
 
 from potluck.cluster.invitations.answers import Answer, answer_of
 from potluck.cluster.invitations.software.endpoint import Endpoint, python_program
-from potluck.cluster.invitations.software.installed_wheel import folders_with_checkout
+from potluck.cluster.invitations.software.installed_wheel import (
+    archive_member,
+    folders_with_checkout,
+)
 from potluck.cluster.invitations.software.local_wheels import LocalWheels
 from potluck.cluster.invitations.software.selection import OpenIndex, Software, choose_software
 from potluck.errors import HostError, PotluckError
@@ -85,9 +88,6 @@ except PotluckError as error:
     sys.exit(f"error: {error.message}")
 """
 
-_TIME = (1980, 1, 1, 0, 0, 0)
-"""The oldest time that an archive can have: the same modules produce the same archive."""
-
 
 @functools.cache
 def description_program() -> bytes:
@@ -100,15 +100,9 @@ def description_program() -> bytes:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in _MODULES:
             source = resources.files("potluck").joinpath(f"{name}.py").read_bytes()
-            archive.writestr(_member(f"potluck/{name}.py"), source)
-        archive.writestr(_member("__main__.py"), _MAIN)
+            archive.writestr(archive_member(f"potluck/{name}.py"), source)
+        archive.writestr(archive_member("__main__.py"), _MAIN)
     return made.getvalue()
-
-
-def _member(name: str) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name, _TIME)
-    member.compress_type = zipfile.ZIP_DEFLATED
-    return member
 
 
 class SoftwareService:

@@ -16,14 +16,13 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from potluck.cluster.network.acceptor.arrivals import Arrival, Arrivals
 from potluck.cluster.network.acceptor.routes import Routes
 from potluck.cluster.network.acceptor.splice import Splice
 from potluck.cluster.network.edges.options import set_edge_options
 from potluck.cluster.network.trust.connection_sources import hand_over
-from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.trust.credentials import CredentialFiles, Credentials
 from potluck.cluster.network.trust.handshakes import (
     HANDSHAKE_SECONDS,
     MOST_HANDSHAKES,
@@ -46,22 +45,16 @@ _EXHAUSTED_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptorSettings:
+class AcceptorSettings(CredentialFiles):
     """The settings that the agent passes to this process.
 
-    ``inner_host`` and ``inner_port`` are where Zenoh listens. ``authority``, ``certificate`` and
-    ``key`` are the node's PEM files. A member's connection is closed if its peer acknowledges or
-    reads nothing for ``stall_milliseconds``. ``removed`` is the file of removed nodes.
+    ``inner_host`` and ``inner_port`` are where Zenoh listens. A member's connection is closed if
+    its peer acknowledges or reads nothing for ``stall_milliseconds``.
     """
 
     inner_host: str
     inner_port: int
-    node_id: str
-    authority: str
-    certificate: str
-    key: str
     stall_milliseconds: int
-    removed: str | None = None
 
 
 class Reports(logging.Handler):
@@ -122,8 +115,7 @@ class Acceptor:
         self._stall_milliseconds = stall_milliseconds
         self._server = server
         self._inner = inner
-        path = credentials.removed_path
-        self._removed = None if path is None else RemovedNodes(path)
+        self._removed = RemovedNodes(credentials.removed_path)
         self._server_context = credentials.server_context()
         self._client_context = credentials.client_context()
         self._selector = selectors.DefaultSelector()
@@ -277,7 +269,7 @@ class Acceptor:
 
     def _end_removed(self) -> None:
         """Reset the connections of removed nodes."""
-        removed = frozenset() if self._removed is None else self._removed.nodes()
+        removed = self._removed.nodes()
         for splice in [each for each in self._splices if each.peer in removed]:
             _LOG.warning("closed a connection from node %s, which was removed", splice.peer)
             self._end(splice, is_broken=True)
@@ -307,17 +299,10 @@ def run_acceptor(settings: AcceptorSettings, server: int, reports: int, routes: 
     # A service manager may send either to all processes of the agent; the agent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    credentials = Credentials(
-        node_id=NodeId(settings.node_id),
-        certificate_pem=Path(settings.certificate).read_bytes(),
-        private_key_pem=Path(settings.key).read_bytes(),
-        authority_pem=Path(settings.authority).read_bytes(),
-        removed_path=None if settings.removed is None else Path(settings.removed),
-    )
     acceptor = Acceptor(
         socket.socket(fileno=server),
         (settings.inner_host, settings.inner_port),
-        credentials,
+        settings.read(),
         socket.socket(fileno=reports),
         socket.socket(fileno=routes),
         stall_milliseconds=settings.stall_milliseconds,

@@ -14,7 +14,7 @@ from typing import Self
 from potluck.cluster.network.acceptor.process import AcceptorSettings
 from potluck.cluster.network.acceptor.routes import check_name, send_route
 from potluck.cluster.network.trust.connection_sources import connection_channel
-from potluck.host.python_child import start_child
+from potluck.host.python_child import end_child, start_child
 from potluck.types.cluster import NodeId
 
 ACCEPTOR_MODULE = "potluck.cluster.network.acceptor"
@@ -220,10 +220,4 @@ async def _spawn(server: socket.socket, settings: AcceptorSettings) -> _Child:
 async def _end(child: _Child) -> None:
     child.writer.close()
     child.routes.close()
-    try:
-        async with asyncio.timeout(_END_SECONDS):
-            await child.process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            child.process.kill()
-        await child.process.wait()
+    await end_child(child.process, timeout_seconds=_END_SECONDS)

@@ -1,4 +1,4 @@
-"""The connecting side of an edge: its sender."""
+"""The connecting side of an edge: usually its sender."""
 
 from __future__ import annotations
 
@@ -27,24 +27,6 @@ from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import NodeId
 
 
-def connect_edge(
-    address: EdgeAddress,
-    credentials: Credentials,
-    hello: Hello,
-    *,
-    peer: NodeId,
-    limits: EdgeLimits,
-    timeout_seconds: float,
-) -> OutgoingEdge:
-    """Connect to the receiver of an edge, which must be the node ``peer``, and agree on the edge.
-
-    Raises ``EdgeError`` if it cannot be reached, is another node, refuses, or does not answer in
-    time.
-    """
-    connection = _connect(address, credentials, hello, peer, timeout_seconds)
-    return OutgoingEdge(connection, peer, hello.scope, limits)
-
-
 def connect_end(
     address: EdgeAddress,
     credentials: Credentials,
@@ -54,7 +36,11 @@ def connect_end(
     limits: EdgeLimits,
     timeout_seconds: float,
 ) -> OutgoingEdge | IncomingEdge:
-    """Connect as ``connect_edge`` does, as the sender or, for a reversed edge, as the receiver."""
+    """Connect to the other end of an edge, which must be the node ``peer``, and agree on the edge.
+
+    This end is the sender or, of a reversed edge, the receiver. Raises ``EdgeError`` if the other
+    one cannot be reached, is another node, refuses, or does not answer in time.
+    """
     connection = _connect(address, credentials, hello, peer, timeout_seconds)
     end = IncomingEdge if hello.is_reversed else OutgoingEdge
     return end(connection, peer, hello.scope, limits)
@@ -69,7 +55,7 @@ def connect_both_ways(
     limits: EdgeLimits,
     timeout_seconds: float,
 ) -> tuple[OutgoingEdge, IncomingEdge]:
-    """Connect as ``connect_edge`` does, for a connection that is used both ways in turn."""
+    """Connect as ``connect_end`` does, for a connection that is used both ways in turn."""
     connection = _connect(address, credentials, hello, peer, timeout_seconds)
     return both_ends(connection, peer, hello.scope, limits)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.cluster.network.edges.frames import (
+    NUMBER_BYTES,
     PREAMBLE_BYTES,
     SCOPE_BYTES,
     SLICE_BYTES,
@@ -46,8 +47,6 @@ _FIRST_BUFFER_BYTES = 64 * 1024
 
 MAX_SLICE_BYTES = _FIRST_BUFFER_BYTES - SLICE_BYTES
 """The most bytes of a slice's payload: its frame fills the initial buffer, and four TLS records."""
-
-_NUMBER_BYTES = SLICE_BYTES - PREAMBLE_BYTES
 
 _SMALL_BYTES = 16 * 1024
 """The size of a frame that fits in one TLS record."""
@@ -359,13 +358,13 @@ class IncomingEdge(_End):
 
     def _not_that_slice(self, kind: int, header_bytes: int, payload_bytes: int) -> memoryview:
         """Read the rest of the frame that starts with ``_slice_start``; return its header."""
-        if kind not in (FrameKind.SLICE, FrameKind.ABANDON) or header_bytes < _NUMBER_BYTES:
+        if kind not in (FrameKind.SLICE, FrameKind.ABANDON) or header_bytes < NUMBER_BYTES:
             raise ValueError(f"it sent a frame of kind {kind} instead of a slice")
         check_counts(header_bytes, payload_bytes, self._limits)
         # Not into the edge's buffer, which holds the frame of the step being computed.
         view = memoryview(bytearray(header_bytes + payload_bytes))
-        view[:_NUMBER_BYTES] = self._slice_start[PREAMBLE_BYTES:]
-        self._fill_slice(view[_NUMBER_BYTES:])
+        view[:NUMBER_BYTES] = self._slice_start[PREAMBLE_BYTES:]
+        self._fill_slice(view[NUMBER_BYTES:])
         return view[:header_bytes]
 
     def _fill_slice(self, view: memoryview, *, is_first: bool = False) -> None:

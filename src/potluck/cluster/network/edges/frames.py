@@ -40,7 +40,7 @@ SLICE_BYTES = _SCOPE.size + _SLICE.size
 """The size of a slice's frame before its payload: the header is the slice's number, in four bytes.
 No other header that a member may send instead is shorter."""
 
-_NUMBER_BYTES = SLICE_BYTES - PREAMBLE_BYTES
+NUMBER_BYTES = SLICE_BYTES - PREAMBLE_BYTES
 MAX_DEPLOYMENT_BYTES = 40
 
 
@@ -137,7 +137,7 @@ def encode_slice_into(
 ) -> None:
     """Write the fields of a slice's frame between its scope and its payload into ``buffer``."""
     _SLICE.pack_into(
-        buffer, SCOPE_BYTES, FrameKind.SLICE, step_id, _NUMBER_BYTES, payload_bytes, number
+        buffer, SCOPE_BYTES, FrameKind.SLICE, step_id, NUMBER_BYTES, payload_bytes, number
     )
 
 

@@ -45,7 +45,7 @@ from potluck.types.cluster import NodeId
 class EdgeListener:
     """Waits for the sender of one edge, or for those of several.
 
-    ``accept`` is called by one thread at a time; ``close`` by any.
+    ``accept_ends`` and ``accept_both_ways`` are called by one thread at a time; ``close`` by any.
     """
 
     def __init__(
@@ -87,38 +87,16 @@ class EdgeListener:
             handshake_seconds=handshake_seconds,
         )
 
-    def accept(
-        self, expected: Hello, *, peer: NodeId, limits: EdgeLimits, timeout_seconds: float
-    ) -> IncomingEdge:
-        """Wait until the node ``peer`` connects and sends the ``expected`` hello.
-
-        Other connections are closed with one line in the log. Handshakes still in progress when
-        this returns are closed, too: a listener is for one edge at a time. Raises ``EdgeError`` if
-        nobody connected in time and ``EdgeClosedError`` if the listener was closed.
-        """
-        return self.accept_all({expected: peer}, limits=limits, timeout_seconds=timeout_seconds)[
-            expected
-        ]
-
-    def accept_all(
-        self, expected: Mapping[Hello, NodeId], *, limits: EdgeLimits, timeout_seconds: float
-    ) -> dict[Hello, IncomingEdge]:
-        """Wait until every node of ``expected``, all of one scope, has connected as in ``accept``.
-
-        If one does not connect in time, all are closed.
-        """
-        connections = self._accept(expected, timeout_seconds)
-        return {
-            hello: IncomingEdge(connection, expected[hello], hello.scope, limits)
-            for hello, connection in connections.items()
-        }
-
     def accept_ends(
         self, expected: Mapping[Hello, NodeId], *, limits: EdgeLimits, timeout_seconds: float
     ) -> dict[Hello, IncomingEdge | OutgoingEdge]:
-        """Wait as ``accept_all`` does, also for receivers of reversed edges.
+        """Wait until every node of ``expected``, all of one scope, has connected.
 
-        Returns at once if ``expected`` is empty.
+        They are senders or, of reversed edges, receivers, identified by their hellos. Other
+        connections are closed with one line in the log. Handshakes still in progress when this
+        returns are closed, too: a listener is for the edges of one epoch. If a node does not
+        connect in time, all are closed. Raises ``EdgeError`` then, and ``EdgeClosedError`` if the
+        listener was closed. Returns at once if ``expected`` is empty.
         """
         connections = self._accept(expected, timeout_seconds) if expected else {}
         return {
@@ -131,7 +109,7 @@ class EdgeListener:
     def accept_both_ways(
         self, expected: Hello, *, peer: NodeId, limits: EdgeLimits, timeout_seconds: float
     ) -> tuple[OutgoingEdge, IncomingEdge]:
-        """Wait as ``accept`` does, for a connection that is used in both directions in turn."""
+        """Wait as ``accept_ends`` does, for a connection that is used both ways in turn."""
         connection = self._accept({expected: peer}, timeout_seconds)[expected]
         return both_ends(connection, peer, expected.scope, limits)
 
@@ -160,7 +138,7 @@ class EdgeListener:
         return reception.accepted
 
     def close(self) -> None:
-        """Stop listening; an ``accept`` in another thread raises. Idempotent."""
+        """Stop listening; a thread that accepts gets ``EdgeClosedError``. Idempotent."""
         with self._closing:
             if self._is_closed:
                 return

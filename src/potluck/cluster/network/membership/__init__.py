@@ -10,14 +10,16 @@ here, because Zenoh's threads keep running; use a call with a timeout to find ou
 from __future__ import annotations
 
 from potluck.cluster.network.membership.address import Address, parse_address
-from potluck.cluster.network.membership.config import MembershipConfig, PemPaths
+from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.diagnosis import unreachable
 from potluck.cluster.network.membership.membership import Membership, Observer
-from potluck.cluster.network.membership.messages import MAX_PAYLOAD_BYTES
+from potluck.cluster.network.membership.messages import MAX_PAYLOAD_BYTES, SAME_VERSION
 from potluck.cluster.network.membership.server import Handler, MethodTable, StreamHandler
+from potluck.cluster.network.trust.pem_files import PemPaths
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
+    "SAME_VERSION",
     "Address",
     "Handler",
     "Membership",

@@ -24,16 +24,21 @@ class Address:
     @property
     def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         """Return the IP address; None if the host is a name."""
-        try:
-            return ipaddress.ip_address(self.host)
-        except ValueError:
-            return None
+        return ip_of(self.host)
 
     @property
     def is_loopback(self) -> bool:
         """Whether traffic to the address certainly stays on this machine."""
         ip = self.ip
         return self.host == "localhost" if ip is None else ip.is_loopback
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that ``host`` is; None if it is a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def parse_address(text: str, *, name: str = "address", default_port: int | None = None) -> Address:

@@ -163,7 +163,7 @@ class CallClient:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the parts of the answer in order. Closing or cancelling it cancels the handler."""
         if self._is_closed:
-            raise _left()
+            raise messages.left_error()
         messages.check_payload(payload, f"the request of {method!r}")
         call_id = next(self._call_ids)
         loop = asyncio.get_running_loop()
@@ -239,17 +239,13 @@ class CallClient:
         """Fail all calls, current and future."""
         self._is_closed = True
         for pending in self._pending.values():
-            pending.inbox.close(_left())
+            pending.inbox.close(messages.left_error())
 
     def _cancel(self, node_id: NodeId, target: SessionId, call_id: int) -> None:
         cancel = messages.Cancel(session_id=self._session.session_id, call_id=call_id)
         # Once this node has left, its calls are cancelled everywhere without a message.
         with contextlib.suppress(CallError):
             self._session.put(target, self._keys.cancel(node_id, target), messages.encode(cancel))
-
-
-def _left() -> CallError:
-    return CallError("this node has left the cluster")
 
 
 def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from potluck.cluster.network.membership.address import Address
+from potluck.cluster.network.trust.credentials import is_node_id
+from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.errors import ParameterError
 from potluck.types.cluster import WIRE_VERSION, NodeId
 
-_NODE_ID = re.compile(r"[0-9a-f]{16}")
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _MIN_LEASE_MILLISECONDS = 200
 """The shortest lease. Keep-alives are sent eight times per lease; with a shorter one, a node with a
 busy CPU would be taken for dead."""
-
-
-def is_node_id(text: str) -> bool:
-    """Return whether ``text`` is 16 lower-case hexadecimal digits."""
-    return _NODE_ID.fullmatch(text) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PemPaths:
-    """The PEM files of the cluster's authority and of this node's certificate and key.
-
-    ``removed`` lists the nodes that were removed from the cluster (``trust.removed``).
-    """
-
-    authority: Path
-    certificate: Path
-    key: Path
-    removed: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

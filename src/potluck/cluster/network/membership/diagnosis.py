@@ -10,8 +10,8 @@ import ssl
 from collections.abc import Collection
 
 from potluck.cluster.network.membership.address import Address
-from potluck.cluster.network.membership.config import PemPaths
 from potluck.cluster.network.trust.credentials import REMOVED_NOTICE
+from potluck.cluster.network.trust.pem_files import PemPaths
 
 _CONNECT_SECONDS = 1.0
 _VERDICT_SECONDS = 0.5

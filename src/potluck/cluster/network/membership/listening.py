@@ -14,7 +14,8 @@ from pathlib import Path
 from potluck.cluster.network.acceptor.process import AcceptorSettings
 from potluck.cluster.network.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.network.membership.address import Address
-from potluck.cluster.network.membership.config import MembershipConfig, PemPaths
+from potluck.cluster.network.membership.config import MembershipConfig
+from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.errors import JoinError
 
 INNER = Address(host="127.0.0.1", port=0)
@@ -51,7 +52,7 @@ async def start_acceptor(
     pem: PemPaths,
     listen: Address,
     inner: Address,
-    running: AcceptorProcess | None = None,
+    running: AcceptorProcess | None,
 ) -> AcceptorProcess:
     """Take over ``listen`` from Zenoh, which also listens at ``inner``, and accept in its place.
 
@@ -66,7 +67,7 @@ async def start_acceptor(
         certificate=str(pem.certificate),
         key=str(pem.key),
         stall_milliseconds=config.stall_milliseconds,
-        removed=None if pem.removed is None else str(pem.removed),
+        removed=str(pem.removed),
     )
     server = None
     try:

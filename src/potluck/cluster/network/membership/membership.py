@@ -9,14 +9,13 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from potluck.cluster.network.membership.address import Address
 from potluck.cluster.network.membership.client import CallClient
 from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.diagnosis import REMOVED, explain, hint_for
 from potluck.cluster.network.membership.messages import (
+    SAME_VERSION,
     KeySpace,
     NodeSession,
     SessionId,
@@ -53,18 +52,6 @@ keeps it open for seconds."""
 DEFAULT_CALL_SECONDS = 5.0
 
 
-def _ignore_node(node_id: NodeId) -> None:
-    return
-
-
-def _ignore_version(node_id: NodeId, wire_version: int) -> None:
-    return
-
-
-def _ignore_conflict(error: NodeIdInUseError) -> None:
-    return
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
     """Callbacks for changes of other nodes, called in the event loop, also during
@@ -75,14 +62,14 @@ class Observer:
     called when this node must leave because another agent uses its id.
     """
 
-    on_join: Callable[[NodeId], None] = _ignore_node
-    on_leave: Callable[[NodeId], None] = _ignore_node
-    on_incompatible: Callable[[NodeId, int], None] = _ignore_version
-    on_conflict: Callable[[NodeIdInUseError], None] = _ignore_conflict
+    on_join: Callable[[NodeId], None] = lambda node_id: None
+    on_leave: Callable[[NodeId], None] = lambda node_id: None
+    on_incompatible: Callable[[NodeId, int], None] = lambda node_id, wire_version: None
+    on_conflict: Callable[[NodeIdInUseError], None] = lambda error: None
 
 
 class Membership:
-    """Created by :meth:`open`; use it as an async context manager, or call ``close``.
+    """Created by :meth:`open`; call ``close`` in the end.
 
     For use only in the event loop that opened it. Others see this node leave when it is closed,
     within milliseconds if its process dies, and within the lease if it is stopped or disconnected.
@@ -97,8 +84,7 @@ class Membership:
     ) -> None:
         keys = KeySpace(cluster_id=config.cluster_id, wire_version=config.wire_version)
         self._config = config
-        path = None if config.pem is None else config.pem.removed
-        self._removed = None if path is None else RemovedNodes(path)
+        self._removed = RemovedNodes(None if config.pem is None else config.pem.removed)
         self._keys = keys
         self._methods = methods
         self._observer = observer
@@ -253,17 +239,6 @@ class Membership:
         await self._server.close()
         await self._session.close(wait_seconds=wait_seconds)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
     def _use(self, session: ZenohSession) -> None:
         """Call and answer over ``session``, in which no other member is known yet."""
         self._session = session
@@ -314,7 +289,7 @@ class Membership:
         )
 
     def _is_removed(self, node_id: NodeId) -> bool:
-        return self._removed is not None and node_id in self._removed
+        return node_id in self._removed
 
     def _step(
         self,
@@ -370,7 +345,7 @@ class Membership:
             raise JoinError(
                 f"could not join at {where}: the nodes there speak wire version "
                 f"{', '.join(map(str, versions))}, and this node {self._config.wire_version}",
-                hint="install the same version of Potluck on every node",
+                hint=SAME_VERSION,
             )
         reasons = await asyncio.gather(
             *(

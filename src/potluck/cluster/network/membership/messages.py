@@ -13,7 +13,7 @@ from typing import NewType
 
 import msgspec
 
-from potluck.cluster.network.membership.config import is_node_id
+from potluck.cluster.network.trust.credentials import is_node_id
 from potluck.errors import CallError
 from potluck.types.cluster import NodeId
 
@@ -24,6 +24,8 @@ edges."""
 
 SessionId = NewType("SessionId", str)
 """The id of one run of a node's agent, which is that of its Zenoh session."""
+
+SAME_VERSION = "install the same version of Potluck on every node"
 
 _ROOT = "potluck"
 
@@ -138,3 +140,8 @@ def check_payload(payload: bytes, what: str) -> None:
             f"{MAX_PAYLOAD_BYTES:,}",
             hint="send it in parts",
         )
+
+
+def left_error() -> CallError:
+    """Return the error of calls by a node that has left."""
+    return CallError("this node has left the cluster")

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from potluck.cluster.network.membership.messages import left_error
 from potluck.errors import CallError
 
 _T = TypeVar("_T")
@@ -78,7 +79,7 @@ class Outboxes:
         job = _job(work, future, num_bytes)
         with self._lock:
             if self._is_closed:
-                raise _left()
+                raise left_error()
             outbox = self._outboxes.get(peer)
             if outbox is None:
                 outbox = self._outboxes[peer] = _Outbox()
@@ -153,10 +154,6 @@ def _job(work: Callable[[], _T], future: Future[_T], num_bytes: int) -> _Job:
 
     def refuse() -> None:
         if future.set_running_or_notify_cancel():
-            future.set_exception(_left())
+            future.set_exception(left_error())
 
     return _Job(run=run, refuse=refuse, num_bytes=num_bytes)
-
-
-def _left() -> CallError:
-    return CallError("this node has left the cluster")

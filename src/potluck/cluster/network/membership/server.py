@@ -139,7 +139,7 @@ class MethodTable:
         if handler is None:
             raise CallError(
                 f"the node called does not know the method {name!r}",
-                hint="install the same version of Potluck on every node",
+                hint=messages.SAME_VERSION,
             )
         return handler
 
@@ -151,7 +151,7 @@ class CallServer:
         self,
         session: ZenohSession,
         methods: MethodTable,
-        is_removed: Callable[[NodeId], bool] = lambda _: False,
+        is_removed: Callable[[NodeId], bool],
     ) -> None:
         self._is_removed = is_removed
         self._session = session

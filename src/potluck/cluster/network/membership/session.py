@@ -22,7 +22,7 @@ from potluck.cluster.network.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.network.membership.address import Address
 from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.listening import INNER, concrete, start_acceptor
-from potluck.cluster.network.membership.messages import SessionId
+from potluck.cluster.network.membership.messages import SessionId, left_error
 from potluck.cluster.network.membership.outboxes import Outboxes
 from potluck.cluster.network.membership.sockets import LinkSockets, endpoint_of
 from potluck.cluster.network.membership.zenoh_config import zenoh_json
@@ -59,7 +59,7 @@ class ZenohSession:
         acceptor: AcceptorProcess | None,
         *,
         stall_milliseconds: int,
-        removed: RemovedNodes | None = None,
+        removed: RemovedNodes,
     ) -> None:
         self._session = session
         self._acceptor = acceptor
@@ -86,10 +86,8 @@ class ZenohSession:
         """
         listen = concrete(config.listen)
         inner = None if config.pem is None else concrete(INNER)
-        path = None if config.pem is None else config.pem.removed
-        removed = None if path is None else RemovedNodes(path)
-        refused = frozenset() if removed is None else removed.nodes()
-        settings = zenoh.Config.from_json5(zenoh_json(config, listen, inner, refused))
+        removed = RemovedNodes(None if config.pem is None else config.pem.removed)
+        settings = zenoh.Config.from_json5(zenoh_json(config, listen, inner, removed.nodes()))
         opening = _in_thread(lambda: zenoh.open(settings), "zenoh-open")
         try:
             session = await asyncio.wrap_future(opening)
@@ -135,7 +133,7 @@ class ZenohSession:
         closed or refuses, or if too much is waiting for the peer.
         """
         if self._is_closed:
-            raise CallError("this node has left the cluster")
+            raise left_error()
 
         def guarded() -> _T:
             try:
@@ -239,7 +237,7 @@ class ZenohSession:
         self._sockets.refuse(self._is_removed)
 
     def _is_removed(self, node: str) -> bool:
-        return self._removed is not None and NodeId(node) in self._removed
+        return NodeId(node) in self._removed
 
     def session_left(self, session_id: SessionId) -> None:
         """Release what is held for a session that has ended."""

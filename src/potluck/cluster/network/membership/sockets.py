@@ -93,30 +93,13 @@ class LinkSockets:
             with contextlib.suppress(OSError), each.connection:
                 _reset(each.connection)
 
-    def refuse(self, is_refused: Callable[[str], bool]) -> frozenset[str]:
-        """Reset every link whose peer's certificate names a refused node.
-
-        Returns the sessions at the other ends.
-        """
-        with self._lock:
-            refused = [
-                (peer, each)
-                for peer, held in self._links.items()
-                for each in held
-                if each.node is not None and is_refused(each.node)
-            ]
-        for _, each in refused:
-            with contextlib.suppress(OSError):  # it has ended, and its event will follow
-                _reset(each.connection)
-        return frozenset(peer for peer, _ in refused)
+    def refuse(self, is_refused: Callable[[str], bool]) -> None:
+        """Reset every link whose peer's certificate names a refused node."""
+        self._reset_all(lambda node: node is not None and is_refused(node))
 
     def reset(self) -> None:
         """Reset all links, so that no send waits for a peer any longer."""
-        with self._lock:
-            held = [each for several in self._links.values() for each in several]
-        for each in held:
-            with contextlib.suppress(OSError):  # it has ended already
-                _reset(each.connection)
+        self._reset_all(lambda node: True)
 
     def forget(self, peer: str) -> None:
         """Release the links of a session that has ended."""
@@ -141,6 +124,15 @@ class LinkSockets:
             self._links.clear()
         for each in held:
             each.connection.close()
+
+    def _reset_all(self, are_chosen: Callable[[str | None], bool]) -> None:
+        """Reset the links with the nodes that are chosen."""
+        with self._lock:
+            held = [each for several in self._links.values() for each in several]
+        for each in held:
+            if are_chosen(each.node):
+                with contextlib.suppress(OSError):  # it has ended already
+                    _reset(each.connection)
 
 
 class _Held:

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from typing import Any
 
 from potluck.cluster.network.membership.address import Address
-from potluck.cluster.network.membership.config import MembershipConfig, PemPaths
+from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.messages import MAX_PAYLOAD_BYTES
+from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.types.cluster import NodeId
 
 _MAX_MESSAGE_BYTES = 2 * MAX_PAYLOAD_BYTES

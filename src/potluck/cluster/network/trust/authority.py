@@ -85,7 +85,7 @@ def issue_credentials(
     return Credentials(
         node_id=node_id,
         certificate_pem=issue_certificate(authority, node_id, private_key.public_key(), addresses),
-        private_key_pem=_private_pem(private_key),
+        private_key_pem=private_pem(private_key),
         authority_pem=authority_pem(authority),
     )
 
@@ -105,16 +105,8 @@ def issue_certificate(
         *(x509.IPAddress(ipaddress.ip_address(text)) for text in addresses),
     ]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node_id)])
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = (
-        _certificate(subject, public_key, authority.private_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .sign(authority.private_key, hashes.SHA256())
-    )
-    return _pem(certificate)
+    usages = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+    return _issued(authority, subject, public_key, usages, names)
 
 
 def authority_pem(authority: Authority) -> bytes:
@@ -129,7 +121,7 @@ def issue_server_credentials(authority: Authority, names: Iterable[str]) -> tupl
     """
     private_key = ec.generate_private_key(_CURVE)
     certificate = server_certificate_for(authority, private_key.public_key(), names)
-    return certificate, _private_pem(private_key)
+    return certificate, private_pem(private_key)
 
 
 def issue_server_certificate(authority: Authority, names: Iterable[str]) -> bytes:
@@ -141,12 +133,23 @@ def server_certificate_for(
     authority: Authority, public_key: ec.EllipticCurvePublicKey, names: Iterable[str]
 ) -> bytes:
     """Return a server certificate (PEM) for ``names`` and the given key."""
+    usages = (ExtendedKeyUsageOID.SERVER_AUTH,)
+    return _issued(authority, _SERVER_NAME, public_key, usages, _alternative_names(names))
+
+
+def _issued(
+    authority: Authority,
+    subject: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    usages: Iterable[x509.ObjectIdentifier],
+    names: Iterable[x509.GeneralName],
+) -> bytes:
     certificate = (
-        _certificate(_SERVER_NAME, public_key, authority.private_key.public_key())
+        _certificate(subject, public_key, authority.private_key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(list(_alternative_names(names))), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(authority.private_key, hashes.SHA256())
     )
     return _pem(certificate)
@@ -221,7 +224,8 @@ def _derive(secret: Secret, purpose: str, num_bytes: int) -> bytes:
     return kdf.derive(secret.text.encode("ascii"))
 
 
-def _private_pem(private_key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(private_key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key, unencrypted (PEM)."""
     return private_key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -32,14 +32,14 @@ class Credentials:
     """A node's certificate and key, and the certificate of the authority that issued it (PEM).
 
     ``removed_path`` is the file of removed nodes (``trust.removed``), which contexts read in each
-    handshake; None if nodes cannot be removed.
+    handshake; None if nodes cannot be removed. An agent sends all of it to its workers.
     """
 
     node_id: NodeId
     certificate_pem: bytes
     private_key_pem: bytes = field(repr=False)
     authority_pem: bytes
-    removed_path: Path | None = None
+    removed_path: str | None = None
 
     def server_context(self) -> ssl.SSLContext:
         """Return a context for accepting connections. It may be used for any number of them."""
@@ -56,7 +56,7 @@ class Credentials:
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = _MemberContext(protocol)
         context.sslsocket_class = _MemberSocket
-        context.removed = None if self.removed_path is None else RemovedNodes(self.removed_path)
+        context.removed = RemovedNodes(self.removed_path)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.maximum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
@@ -67,6 +67,31 @@ class Credentials:
         return context
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialFiles:
+    """The settings with which a child process of the agent reads the node's credentials.
+
+    ``authority``, ``certificate`` and ``key`` are PEM files, ``removed`` is the file of removed
+    nodes.
+    """
+
+    node_id: str
+    authority: str
+    certificate: str
+    key: str
+    removed: str | None = None
+
+    def read(self) -> Credentials:
+        """Return the credentials. Raises ``OSError``."""
+        return Credentials(
+            node_id=NodeId(self.node_id),
+            certificate_pem=Path(self.certificate).read_bytes(),
+            private_key_pem=Path(self.key).read_bytes(),
+            authority_pem=Path(self.authority).read_bytes(),
+            removed_path=self.removed,
+        )
+
+
 class RemovedNodeError(ConnectionRefusedError):
     """The peer of a handshake was removed from the cluster."""
 
@@ -75,20 +100,17 @@ class RemovedNodeError(ConnectionRefusedError):
 
 
 class _MemberContext(ssl.SSLContext):
-    removed: RemovedNodes | None
+    removed: RemovedNodes
 
 
 class _MemberSocket(ssl.SSLSocket):
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
-        removed = self.context.removed if isinstance(self.context, _MemberContext) else None
-        if removed is None:
-            return
         try:
             peer = peer_node_id(self)
         except ParameterError:  # not a member at all: the caller reports it
             return
-        if peer in removed:
+        if peer in cast("_MemberContext", self.context).removed:
             if self.server_side:
                 with contextlib.suppress(OSError):
                     self.send(REMOVED_NOTICE)
@@ -103,9 +125,14 @@ def load_pem_chain(context: ssl.SSLContext, pem: bytes) -> None:
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
+def is_node_id(text: str) -> bool:
+    """Return whether ``text`` is 16 lower-case hexadecimal digits."""
+    return _NODE_ID.fullmatch(text) is not None
+
+
 def check_node_id(text: str) -> NodeId:
     """Return ``text`` as a node id: 16 hexadecimal digits. Raises ``ParameterError``."""
-    if not _NODE_ID.fullmatch(text):
+    if not is_node_id(text):
         raise ParameterError("node id", f"{text[:40]!r} is not a node id (16 hexadecimal digits)")
     return NodeId(text)
 

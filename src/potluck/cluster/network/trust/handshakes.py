@@ -57,14 +57,6 @@ def refusal_log() -> LogRate:
     return LogRate(lines=_LOG_LINES, seconds=_LOG_SECONDS)
 
 
-def _is_tls_enough(handshake: Handshake) -> bool:
-    return True
-
-
-def _ignore_refusal(handshake: Handshake, reason: str) -> None:
-    return
-
-
 class Handshakes:
     """The handshakes at ``server``, for one thread, whose ``selector`` watches them.
 
@@ -83,8 +75,8 @@ class Handshakes:
         log: LogRate,
         seconds: float = HANDSHAKE_SECONDS,
         most: int = MOST_HANDSHAKES,
-        is_complete: Callable[[Handshake], bool] = _is_tls_enough,
-        on_refused: Callable[[Handshake, str], None] = _ignore_refusal,
+        is_complete: Callable[[Handshake], bool] = lambda handshake: True,
+        on_refused: Callable[[Handshake, str], None] = lambda handshake, reason: None,
     ) -> None:
         self._server = server
         self._context = context

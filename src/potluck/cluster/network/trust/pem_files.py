@@ -1,4 +1,4 @@
-"""Credentials in a directory, for Zenoh, which reads files, and for workers."""
+"""Credentials in a directory, for Zenoh and child processes of the agent, which read files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.removed import REMOVED_FILE
 from potluck.host.private_files import make_private_folder, replace_file
-from potluck.types.cluster import NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PemPaths:
-    """The paths of a node's three credential files, and of the file of removed nodes."""
+    """The PEM files of the cluster's authority and of this node's certificate and key.
+
+    ``removed`` is the file of removed nodes (``trust.removed``).
+    """
 
     authority: Path
     certificate: Path
-    private_key: Path
+    key: Path
     removed: Path
 
 
@@ -26,7 +28,7 @@ def pem_paths(directory: Path) -> PemPaths:
     return PemPaths(
         authority=directory / "authority.pem",
         certificate=directory / "node.pem",
-        private_key=directory / "node-key.pem",
+        key=directory / "node-key.pem",
         removed=directory / REMOVED_FILE,
     )
 
@@ -39,18 +41,6 @@ def write_pem_files(credentials: Credentials, directory: Path) -> PemPaths:
     make_private_folder(directory)
     paths = pem_paths(directory)
     replace_file(paths.authority, credentials.authority_pem)
-    replace_file(paths.private_key, credentials.private_key_pem)
+    replace_file(paths.key, credentials.private_key_pem)
     replace_file(paths.certificate, credentials.certificate_pem)
     return paths
-
-
-def read_pem_files(directory: Path, node_id: NodeId) -> Credentials:
-    """Return the credentials that ``write_pem_files`` wrote for ``node_id``. Raises ``OSError``."""
-    paths = pem_paths(directory)
-    return Credentials(
-        node_id=node_id,
-        certificate_pem=paths.certificate.read_bytes(),
-        private_key_pem=paths.private_key.read_bytes(),
-        authority_pem=paths.authority.read_bytes(),
-        removed_path=paths.removed,
-    )

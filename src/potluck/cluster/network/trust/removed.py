@@ -28,11 +28,12 @@ class _Read:
 class RemovedNodes:
     """The nodes in the file at ``path``, which is checked for changes at each use. Thread-safe.
 
-    Without a file no node is removed. If it cannot be read, the last contents remain in force.
+    Without a file, or a path, no node is removed. If it cannot be read, the last contents remain in
+    force.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = None if path is None else Path(path)
         self._lock = threading.Lock()
         self._last = _Read()
 
@@ -41,6 +42,8 @@ class RemovedNodes:
 
     def nodes(self) -> frozenset[NodeId]:
         """Return all removed nodes."""
+        if self._path is None:
+            return frozenset()
         with self._lock:
             try:
                 status = self._path.stat()

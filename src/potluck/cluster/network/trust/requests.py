@@ -13,8 +13,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
+from potluck.cluster.network.trust.authority import private_pem
 from potluck.errors import ParameterError
 
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "newcomer")])
@@ -34,11 +36,7 @@ def new_request() -> KeyRequest:
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(_NAME)
     return KeyRequest(
-        private_key_pem=key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+        private_key_pem=private_pem(key),
         request_pem=request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
     )
 
@@ -65,7 +63,7 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
+def key_digest(key: CertificatePublicKeyTypes) -> bytes:
     """Return the SHA-256 of a key's SubjectPublicKeyInfo."""
     return hashlib.sha256(
         key.public_bytes(
@@ -80,11 +78,7 @@ def certificate_key_digest(certificate_der: bytes) -> bytes:
         key = x509.load_der_x509_certificate(certificate_der).public_key()
     except UnsupportedAlgorithm as error:
         raise ValueError("the certificate's key has an unknown type") from error
-    return hashlib.sha256(
-        key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    ).digest()
+    return key_digest(key)
 
 
 def pem_key_digest(certificate_pem: bytes) -> bytes:

@@ -26,7 +26,9 @@ from potluck.host.child_environment import SECRET_VARIABLE
 from potluck.host.private_files import create_file, make_private_folder, read_small_file
 
 _PREFIX = "potluck-"
-_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's base 32, in which invitations' tokens are written, too."""
+
 _LOOKALIKES = str.maketrans({"O": "0", "I": "1", "L": "1", "-": None, " ": None})
 _RANDOM_CHARACTERS = 32
 _CHECK_CHARACTERS = 4
@@ -61,7 +63,7 @@ class Secret:
 
 def generate_secret() -> str:
     """Return a new secret of 160 random bits, in the form that users type or paste."""
-    return _spell("".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS)))
+    return _spell("".join(secrets.choice(ALPHABET) for _ in range(_RANDOM_CHARACTERS)))
 
 
 def parse_secret(text: str) -> Secret:
@@ -137,7 +139,7 @@ def _decoded(path: Path, data: bytes) -> str:
 def _parse_own(text: str) -> Secret:
     characters = text.upper().translate(_LOOKALIKES)
     random, check = characters[:_RANDOM_CHARACTERS], characters[_RANDOM_CHARACTERS:]
-    if not set(characters) <= set(_ALPHABET) or check != _check(random):
+    if not set(characters) <= set(ALPHABET) or check != _check(random):
         raise ParameterError(
             "secret",
             "the secret has a typo: its last group does not match the others",
@@ -214,7 +216,7 @@ def _spell(random: str) -> str:
 
 def _check(random: str) -> str:
     digest = hashlib.sha256(b"potluck secret check" + random.encode("utf-8")).digest()
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest[:_CHECK_CHARACTERS])
+    return "".join(ALPHABET[byte % len(ALPHABET)] for byte in digest[:_CHECK_CHARACTERS])
 
 
 def _weak(reason: str) -> ParameterError:

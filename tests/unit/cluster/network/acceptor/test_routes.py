@@ -14,12 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 from support.cluster.acceptors import Door
-from support.cluster.edges import HELLO, LIMITS, RECEIVER, SENDER, credentials
+from support.cluster.edges import HELLO, LIMITS, RECEIVER, SENDER, accept, connect_edge, credentials
 from support.processes.waiting import done_within
 
 from potluck.cluster.network.acceptor.routes import JOIN_NAME, check_name, send_route
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_edge
 from potluck.cluster.network.edges.frames import FrameKind
 from potluck.cluster.network.edges.listener import EdgeListener
 from potluck.cluster.network.trust.connection_sources import (
@@ -59,11 +58,7 @@ def test_an_edge_by_name_is_the_receivers_own(door: Door) -> None:
     with route(door, STAGE) as handed:
         listening = EdgeListener(handed.duplicate(), address, credentials(RECEIVER))
         found = []
-        accepting = threading.Thread(
-            target=lambda: found.append(
-                listening.accept(HELLO, peer=SENDER, limits=LIMITS, timeout_seconds=10)
-            )
-        )
+        accepting = threading.Thread(target=lambda: found.append(accept(listening)))
         accepting.start()
         outgoing = connect_edge(
             address, credentials(SENDER), HELLO, peer=RECEIVER, limits=LIMITS, timeout_seconds=10

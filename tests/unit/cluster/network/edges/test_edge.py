@@ -342,7 +342,7 @@ def test_a_peer_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 _KILLED_IN_A_FRAME = """
 import os, pathlib, signal, sys
 from potluck.cluster.network.edges.frames import PREAMBLE_BYTES, FrameKind, encode_preamble_into
-from potluck.cluster.network.trust.pem_files import read_pem_files
+from support.cluster.pem_files import read_pem_files
 from support.cluster.edges import HELLO, SENDER, connect
 from types import SimpleNamespace
 from potluck.cluster.network.edges.address import EdgeAddress

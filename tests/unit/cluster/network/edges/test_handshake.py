@@ -17,11 +17,11 @@ import pytest
 from support.cluster.edges import (
     EPOCH,
     HELLO,
-    LIMITS,
     OTHER_SECRET,
     RECEIVER,
     SENDER,
     accept,
+    accept_edges,
     connect,
     credentials,
     in_thread,
@@ -394,7 +394,7 @@ def _between(sender: int, receiver: int) -> Hello:
 def test_all_who_are_expected_are_let_in_whatever_their_order() -> None:
     expected = {HELLO: SENDER, _between(1, 0): THIRD, _between(2, 0): SENDER}
     with listener() as listening, ThreadPoolExecutor(1) as pool:
-        accepting = pool.submit(listening.accept_all, expected, limits=LIMITS, timeout_seconds=10)
+        accepting = pool.submit(accept_edges, listening, expected)
         outgoing = {
             hello: connect(listening, hello, as_node=credentials(expected[hello]))
             for hello in reversed(expected)
@@ -422,7 +422,7 @@ def test_an_edge_that_is_not_expected_is_refused_among_several(
 ) -> None:
     expected = {_between(1, 0): SENDER, _between(2, 0): SENDER}
     with listener() as listening, ThreadPoolExecutor(1) as pool:
-        accepting = pool.submit(listening.accept_all, expected, limits=LIMITS, timeout_seconds=10)
+        accepting = pool.submit(accept_edges, listening, expected)
         with pytest.raises(EdgeError, match=reason):
             connect(listening, hello, as_node=credentials(node))
         kept = [connect(listening, each) for each in expected]
@@ -434,7 +434,7 @@ def test_an_edge_that_is_not_expected_is_refused_among_several(
 def test_if_one_does_not_come_nobody_is_let_in() -> None:
     expected = {_between(1, 0): SENDER, _between(2, 0): THIRD}
     with listener() as listening, ThreadPoolExecutor(1) as pool:
-        accepting = pool.submit(listening.accept_all, expected, limits=LIMITS, timeout_seconds=0.5)
+        accepting = pool.submit(accept_edges, listening, expected, seconds=0.5)
         outgoing = connect(listening, _between(1, 0))
         with pytest.raises(
             EdgeError, match=f"connection to node {THIRD}: it did not connect within 0.5 s"

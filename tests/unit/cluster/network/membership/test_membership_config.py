@@ -20,7 +20,12 @@ from potluck.types.cluster import NodeId
 
 LOOPBACK = Address(host="127.0.0.1", port=7450)
 LAN = Address(host="192.168.1.20", port=7450)
-PEM = PemPaths(authority=Path("/a.pem"), certificate=Path("/c.pem"), key=Path("/k.pem"))
+PEM = PemPaths(
+    authority=Path("/a.pem"),
+    certificate=Path("/c.pem"),
+    key=Path("/k.pem"),
+    removed=Path("/removed"),
+)
 NODE = NodeId("0123456789abcdef")
 
 

@@ -68,9 +68,9 @@ def test_a_handshake_with_a_removed_node_fails_on_either_side(
     path = tmp_path / "removed"
     server, client = credentials(RECEIVER), credentials(SENDER)
     if is_server_informed:
-        server = replace(server, removed_path=path)
+        server = replace(server, removed_path=str(path))
     else:
-        client = replace(client, removed_path=path)
+        client = replace(client, removed_path=str(path))
     server_context, client_context = server.server_context(), client.client_context()
 
     def shake() -> tuple[BaseException | None, BaseException | None, bytes]:

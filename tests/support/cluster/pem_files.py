@@ -1,0 +1,16 @@
+"""Credentials that another process has written."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from potluck.cluster.network.trust.credentials import CredentialFiles, Credentials
+from potluck.cluster.network.trust.pem_files import pem_paths
+from potluck.types.cluster import NodeId
+
+
+def read_pem_files(directory: Path, node_id: NodeId) -> Credentials:
+    """What ``write_pem_files`` wrote for a node."""
+    paths = {name: str(path) for name, path in asdict(pem_paths(directory)).items()}
+    return CredentialFiles(node_id=node_id, **paths).read()
