@@ -28,8 +28,8 @@ from potluck.catalog import (
 )
 from potluck.catalog.needs import announce, header_ends, stage_needs, text_needs
 from potluck.engines.dequantize import dequantize
-from potluck.engines.loading.plan import program_to_count
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
+from potluck.models.program import program_to_count
 from potluck.types.choices import Quantization
 from potluck.types.content import FileContent, Manifest
 from potluck.types.program import Shard

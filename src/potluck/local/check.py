@@ -25,7 +25,6 @@ from potluck.catalog import (
 )
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.engines.loading import StageSize, plan_stage
-from potluck.engines.loading.plan import program_to_count
 from potluck.engines.loading.sizes import fitting_size_hint, stronger_quantizations
 from potluck.errors import ParameterError, PotluckError
 from potluck.formats.encodings import read_encoding
@@ -42,6 +41,7 @@ from potluck.local.check_document import (
     StateMemory,
 )
 from potluck.models.names import FileKind
+from potluck.models.program import program_to_count
 from potluck.models.registry import config_from_hugging_face
 from potluck.models.states import num_states_of
 from potluck.scheduling.blocks import blocks_for

@@ -75,6 +75,14 @@ def build_program(
     return program if shard.part is None else divide_program(program, shard.part)
 
 
+def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
+    """Return the program with empty rope tables, whose pages are never touched."""
+    from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
+
+    ropes = empty_rope_tables(config, context_tokens)
+    return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)
+
+
 def weight_specs(config: ModelConfig, shard: Shard) -> tuple[WeightSpec, ...]:
     """Return every tensor that the stage with ``shard`` reads, in the order of its program.
 

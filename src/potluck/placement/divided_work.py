@@ -35,7 +35,7 @@ from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 BuildProgram = Callable[[Shard], Program]
-"""Builds the program of a shard for counting (``loading.program_to_count``)."""
+"""Builds the program of a shard for counting (``models.program.program_to_count``)."""
 
 ValueBytes = Callable[[TensorFormat], float]
 """Returns the bytes of a value in the form read by products with weights of a format."""

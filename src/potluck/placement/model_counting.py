@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import cache
 
 from potluck.engines.backends import CostOf, check_backend
-from potluck.engines.loading import matrix_formats, program_to_count
+from potluck.engines.loading import matrix_formats
 from potluck.engines.loading.plan import plan_worker
 from potluck.engines.native.products import EXCHANGED_BYTES, operands_of
+from potluck.models.program import program_to_count
 from potluck.placement.costs import Counting
 from potluck.placement.divided_work import DividedWork, divided_work
 from potluck.placement.work import ModelWork, model_work

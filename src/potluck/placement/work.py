@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from potluck.engines.loading import program_to_count
+from potluck.models.program import program_to_count
 from potluck.models.shape import model_shape
 from potluck.models.work import (
     attention_multiply_adds,

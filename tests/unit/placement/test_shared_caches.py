@@ -14,10 +14,9 @@ from support.engines import reference_backend
 from support.placement.units import llama_config, profile_of, rates
 
 from potluck.engines.backends import BACKENDS, cost_of
-from potluck.engines.loading import program_to_count
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.models.layers import with_attention
-from potluck.models.program import build_program
+from potluck.models.program import build_program, program_to_count
 from potluck.models.rope import empty_rope_tables
 from potluck.placement.costs import Counting, model_cost
 from potluck.placement.model_counting import counting_of

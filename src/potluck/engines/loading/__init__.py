@@ -9,7 +9,7 @@ from potluck.engines.loading.packed_cache import (
     PackedWeights,
     default_packed_folder,
 )
-from potluck.engines.loading.plan import matrix_formats, plan_stage, program_to_count
+from potluck.engines.loading.plan import matrix_formats, plan_stage
 from potluck.engines.loading.sizes import (
     Room,
     combined,
@@ -31,7 +31,6 @@ __all__ = [
     "plan",
     "plan_stage",
     "prepare",
-    "program_to_count",
     "require_memory",
     "sizes",
 ]

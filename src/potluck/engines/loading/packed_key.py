@@ -12,10 +12,10 @@ from pathlib import Path
 
 from potluck import kernels
 from potluck.catalog import ContentFile, ModelDescription, canonical_source
-from potluck.engines.loading.plan import program_to_count
 from potluck.formats import packed
 from potluck.formats.files import ByteFile, ReadOnlyFile, read_bytes
 from potluck.formats.source import FileTensorSource
+from potluck.models.program import program_to_count
 from potluck.models.registry import stored_weights
 from potluck.types.program import Program
 from potluck.types.stage import StagePlan

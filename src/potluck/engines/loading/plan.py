@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from potluck.engines.backends import check_backend, cost_of
 from potluck.errors import ParameterError
-from potluck.models.program import build_program
+from potluck.models.program import program_to_count
 from potluck.models.work import rope_table_bytes
 from potluck.scheduling.frame_limits import result_bytes, sequences_in_step
 from potluck.types.engine import EngineCost
 from potluck.types.memory import MemoryPlan
-from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Head, HeadLinear, Linear, Moe, Program, Shard
 from potluck.types.stage import StagePlan, StageSize
@@ -128,14 +127,6 @@ def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:
     from potluck.engines.native.packing import packing_bytes
 
     return packing_bytes(loaded)
-
-
-def program_to_count(config: ModelConfig, shard: Shard, context_tokens: int) -> Program:
-    """Return the program with empty rope tables, whose pages are never touched."""
-    from potluck.models.rope import empty_rope_tables  # loads NumPy: most agents never plan
-
-    ropes = empty_rope_tables(config, context_tokens)
-    return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)
 
 
 def plan_worker(

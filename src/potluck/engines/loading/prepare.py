@@ -20,7 +20,7 @@ from potluck.engines.dequantize import dequantize
 from potluck.engines.loading.load import LoadedStage, load_stage
 from potluck.engines.loading.packed_cache import NotPackedError, PackedCache, PackedWeights, Write
 from potluck.engines.loading.packed_key import packed_key
-from potluck.engines.loading.plan import plan_stage, program_to_count
+from potluck.engines.loading.plan import plan_stage
 from potluck.engines.loading.sizes import Room, combined, require_memory
 from potluck.engines.native.engine import convert_on, loaded_bytes
 from potluck.engines.native.packing import PackingSink, packed_info
@@ -28,6 +28,7 @@ from potluck.engines.native.pool import ThreadPool, make_pool
 from potluck.engines.opening import module_named, open_engine
 from potluck.formats.packed import packed_layout
 from potluck.formats.source import FileTensorSource
+from potluck.models.program import program_to_count
 from potluck.types.engine import EngineCost, LoadableEngine
 from potluck.types.memory import MemoryPlan
 from potluck.types.profile import ModelProfile

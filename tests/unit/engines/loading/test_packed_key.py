@@ -14,7 +14,7 @@ from potluck.catalog import canonical_source, describe_model, open_headers, read
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.engines.loading import StageSize, plan_stage
 from potluck.engines.loading.packed_key import packed_key
-from potluck.engines.loading.plan import program_to_count
+from potluck.models.program import program_to_count
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
 from potluck.weights.load import check_weights, loaded_weights
