@@ -96,6 +96,7 @@ class _End:
         self._limits = limits
         self._using = locks.using
         self._descriptor = locks.descriptor
+        self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
         self._is_closed = False
 
     @property
@@ -143,18 +144,6 @@ class _End:
 
 class OutgoingEdge(_End):
     """The sending end."""
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        peer: NodeId,
-        scope: Scope,
-        limits: EdgeLimits,
-        *,
-        locks: _Locks | None = None,
-    ) -> None:
-        super().__init__(connection, peer, scope, limits, locks=locks)
-        self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
 
     def reserve(self, num_bytes: int) -> None:
         """Enlarge the send buffer so that ``num_bytes`` of frames can be sent without waiting for
@@ -269,7 +258,6 @@ class IncomingEdge(_End):
         super().__init__(connection, peer, scope, limits, locks=locks)
         self._preamble = bytearray(PREAMBLE_BYTES)
         self._slice_start = memoryview(bytearray(SLICE_BYTES))
-        self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
         self._num_read = 0  # bytes of the incoming frame
         self._arriving: _Arriving | None = None  # once its preamble has been received
 
