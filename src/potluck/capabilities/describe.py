@@ -181,6 +181,6 @@ def _tera(figure: Figure) -> float | None:
 
 
 def _support(by_kind: Mapping[str, Support], backend: str) -> Support:
-    """Return whether a unit of this backend runs models in a format, and its arithmetic."""
+    """Return whether a unit of ``backend`` runs models in the format of ``by_kind``, and how."""
     kind = _TINYGRAD if backend.startswith(_TINYGRAD) else backend
     return by_kind.get(kind, _UNKNOWN)

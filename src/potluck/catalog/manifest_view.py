@@ -45,7 +45,8 @@ times."""
 _DIGEST_BYTES = 32
 
 MAX_HEAD_BYTES = 136 * 2**20
-"""More than the maximum size of a header (``formats``); the rest of a file is not read this way."""
+"""The most that is stored of the start of a file: more than the maximum size of a header
+(``formats``)."""
 
 _MOST_SKIPPED_BYTES = 16 * 2**20
 """The maximum gap between two reads of a header: arrays of numbers that have not been requested
@@ -332,7 +333,7 @@ class ManifestView:
             raise ModelNotFoundError(
                 f"{self.name} has no file {name}", hint="the model's manifest does not list it"
             )
-        return self._opened(name, self.directory / f"{_HEAD}{content.sha256[:_HEAD_DIGITS]}")
+        return self._content_file(name, self.directory / f"{_HEAD}{content.sha256[:_HEAD_DIGITS]}")
 
     def close(self) -> None:
         """Close the opener. Idempotent."""
@@ -400,7 +401,7 @@ class ManifestView:
             self._checked.add(name)
         return is_right
 
-    def _opened(self, name: str, head: Path | None = None) -> ContentFile:
+    def _content_file(self, name: str, head: Path | None = None) -> ContentFile:
         content, label = self.contents[name], self.label(name)
         return ContentFile(
             name,
@@ -418,7 +419,7 @@ class ManifestView:
         digest = hashlib.sha256()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(self._opened(name)) as source, temporary.open("xb") as target:
+            with closing(self._content_file(name)) as source, temporary.open("xb") as target:
                 for offset in range(0, content.num_bytes, _PIECE_BYTES):
                     piece = bytearray(min(_PIECE_BYTES, content.num_bytes - offset))
                     with memoryview(piece) as view:

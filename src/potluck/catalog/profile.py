@@ -71,12 +71,12 @@ def read_profile(
         return tuple(num_bytes.most_common())
 
     last = config.num_layers
+    all_specs = weight_specs(config, Shard.whole(last))
 
     def of_layer(layer: int) -> Iterable[WeightSpec]:
         # A single layer may not be a valid shard: some layers share keys and values with others.
         return (spec for spec in all_specs if spec.name.startswith(layer_tensor(layer, "")))
 
-    all_specs = weight_specs(config, Shard.whole(last))
     embedding = Shard(start_layer=0, end_layer=0, num_layers=last, has_embedding=True)
     head = Shard(start_layer=last, end_layer=last, num_layers=last, has_head=True)
     return ModelProfile(

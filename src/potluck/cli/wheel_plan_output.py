@@ -9,7 +9,6 @@ import potluck
 from potluck.cli.tables import table
 from potluck.cli.wheel_document import CheckedHost
 from potluck.cli.wheel_hosts import SilentNode
-from potluck.portability.planning.index import parse_filename
 from potluck.portability.planning.judge import LostFeature
 from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel, Problem
 from potluck.portability.planning.release_variants import UnusedVariant
@@ -197,9 +196,8 @@ def _named_variants(labels: Sequence[str]) -> str:
 
 def _tags(wheel: PlannedWheel) -> str:
     """Return the tags of a wheel, and the label if it is a variant."""
-    parsed = parse_filename(wheel.file.filename)
     name = wheel.file.filename.removesuffix(".whl")
-    if parsed is None:
+    if not wheel.file.tags:
         return name
     return "-".join(name.split("-")[-4 if wheel.label else -3 :])
 

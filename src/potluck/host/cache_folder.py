@@ -8,7 +8,7 @@ from pathlib import Path
 
 def cache_path(environ: Mapping[str, str], name: str) -> Path | None:
     """Return ``$XDG_CACHE_HOME/potluck/NAME``, or the same under ``~/.cache``; None without a home
-    directory. Nothing is made.
+    directory. Nothing is created.
 
     The XDG base directory specification has relative paths ignored.
     """

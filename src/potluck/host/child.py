@@ -377,9 +377,9 @@ def _take(selector: selectors.BaseSelector, timeout_seconds: float) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended, even if it was already reaped.
+    """Return whether a child has ended, or was already reaped.
 
-    It stays a zombie, so that its process id is not reused.
+    It is not reaped here, so that its process id is not reused.
     """
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -227,9 +227,9 @@ def cache_bytes(system: System, cores: Iterable[int]) -> int | None:
     for core in cores:
         folder = system.sys / f"devices/system/cpu/cpu{core}/cache"
         found = [
-            (int(level), size, system.text(index / "shared_cpu_map") or str(core))
+            (level, size, system.text(index / "shared_cpu_map") or str(core))
             for index in folder.glob("index*")
-            if (level := system.text(index / "level") or "").isdecimal()
+            if (level := system.number(index / "level")) is not None
             and (size := _size(system.text(index / "size") or ""))
             and system.text(index / "type") != "Instruction"
         ]
@@ -240,6 +240,5 @@ def cache_bytes(system: System, cores: Iterable[int]) -> int | None:
 
 
 def _size(text: str) -> int:
-    digits, unit = text[:-1], text[-1:]
-    factor = {"K": 1 << 10, "M": 1 << 20}.get(unit)
-    return int(digits) * factor if factor and digits.isdecimal() else 0
+    match = re.fullmatch(r"([0-9]{1,18})([KM])", text)
+    return int(match[1]) * (1 << 10 if match[2] == "K" else 1 << 20) if match else 0

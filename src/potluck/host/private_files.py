@@ -70,20 +70,6 @@ def create_file(path: Path, data: bytes) -> bool:
     return True
 
 
-def read_small_file(path: Path, max_bytes: int) -> bytes:
-    """Return the contents of the file, at most ``max_bytes`` of it.
-
-    Raises ``OSError``, also for what is not a regular file: a FIFO would be waited for without end.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return os.read(descriptor, max_bytes)
-    finally:
-        os.close(descriptor)
-
-
 def remove_drafts(folder: Path) -> None:
     """Remove what a process left behind that ended while it wrote a file of ``folder``.
 
@@ -171,7 +157,7 @@ def _draft(path: Path, data: bytes, *, is_durable: bool) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk know the names in ``folder``, where its file system can be told to."""
+    """Flush the names in ``folder`` to disk, if its file system supports that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # the file is there, and some file systems refuse this

@@ -83,7 +83,7 @@ class System:
     files: Path = Path("/")
 
     def below_files(self, path: str) -> Path:
-        """Return where ``/etc/…`` and the like are."""
+        """Return the path below ``files`` of an absolute path such as ``/etc/group``."""
         return self.files / path.lstrip("/")
 
     def text(self, path: Path) -> str | None:

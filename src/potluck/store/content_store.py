@@ -348,7 +348,7 @@ def _check(content: FileContent) -> None:
 
 
 def _content_of(path: Path) -> FileContent | None:
-    """Return the content that the name of an index or of data says; None for other files."""
+    """Return the content that an index or data file is named after; None for other files."""
     match = _NAME.fullmatch(path.name)
     return None if match is None else FileContent(match[1], int(match[2]))
 

@@ -109,8 +109,8 @@ class KnownFiles:
 
     def _keep(self, path: Path, stamp: FileStamp, content: FileContent, digests: bytes) -> None:
         times = stamp.modified_nanoseconds, stamp.changed_nanoseconds
-        key = (stamp.size, *times, stamp.inode)
-        record = _Record(os.fsencode(path), key, content.num_bytes, digests)
+        stamped = (stamp.size, *times, stamp.inode)
+        record = _Record(os.fsencode(path), stamped, content.num_bytes, digests)
         data = msgspec.msgpack.encode(record)
         name = self._folder / f"{content.sha256}-{_key(path)}{_SUFFIX}"
         try:

@@ -117,7 +117,7 @@ class Holdings:
 
 
 def digest_at(digests: bytes, chunk: int) -> bytes:
-    """Return the digest of one chunk, of the digests of several, one after the other."""
+    """Return the digest of one chunk from the concatenated digests of several."""
     return digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]
 
 

@@ -17,10 +17,10 @@ from potluck.host.private_files import (
     folder_problem,
     make_private_folder,
     parent_problem,
-    read_small_file,
     remove_drafts,
     replace_file,
 )
+from potluck.host.system import read_regular_file
 
 
 def mode(path: Path) -> int:
@@ -69,7 +69,7 @@ def test_what_cannot_be_written_leaves_everything_as_it_was(
 def test_a_file_is_made_once(tmp_path: Path) -> None:
     assert create_file(tmp_path / "file", b"first")
     assert not create_file(tmp_path / "file", b"second")
-    assert read_small_file(tmp_path / "file", 3) == b"fir"
+    assert read_regular_file(tmp_path / "file", 3) == b"fir"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -91,7 +91,7 @@ def test_drafts_of_a_crash_are_removed(tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
-        read_small_file(tmp_path / "pipe", 10)
+        read_regular_file(tmp_path / "pipe", 10)
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from potluck.cluster.network.membership import Membership
 from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.cluster.network.trust.removals import decode_lines, encode_lines, is_genuine
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
-from potluck.host.private_files import read_small_file, replace_file
+from potluck.host.private_files import replace_file
+from potluck.host.system import read_regular_file
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def _keep_genuine(identity: Identity, paths: PemPaths, state: StateDirectory) ->
     """Drop entries of other clusters from the file of removed nodes, such as after a new secret."""
     with state.errors("cannot store the list of removed nodes"):
         try:
-            found = decode_lines(read_small_file(paths.removed, _MAX_REMOVED_BYTES))
+            found = decode_lines(read_regular_file(paths.removed, _MAX_REMOVED_BYTES))
         except FileNotFoundError:
             return
         authority = identity.credentials.authority_pem

@@ -23,7 +23,8 @@ from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import ParameterError
 from potluck.host.log_rate import LogRate
-from potluck.host.private_files import read_small_file, replace_file
+from potluck.host.private_files import replace_file
+from potluck.host.system import read_regular_file
 from potluck.types.cluster import UnitId
 from potluck.types.speed import StepTime
 from potluck.version import __version__
@@ -317,7 +318,7 @@ class MeasuredSpeeds:
 
     def _load(self) -> SpeedRecords:
         try:
-            document = read_small_file(self._path, MAX_FILE_BYTES)
+            document = read_regular_file(self._path, MAX_FILE_BYTES)
             return SpeedRecords.decode(__version__, document, self._clock())
         except FileNotFoundError:
             pass

@@ -28,7 +28,8 @@ from potluck.cluster.network.trust.removals import (
 from potluck.cluster.wire.calls import RemovalList
 from potluck.cluster.wire.methods import REMOVALS
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
-from potluck.host.private_files import read_small_file, replace_file
+from potluck.host.private_files import replace_file
+from potluck.host.system import read_regular_file
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Removals:
         self._known: dict[str, Removal] = {}
         self._holders: dict[NodeId, bool] = {}
         try:
-            known = decode_lines(read_small_file(path, _MAX_FILE_BYTES))
+            known = decode_lines(read_regular_file(path, _MAX_FILE_BYTES))
             self._known = {each.node_id: each for each in known}
         except FileNotFoundError:
             return

@@ -36,10 +36,10 @@ from potluck.host.private_files import (
     folder_problem,
     make_private_folder,
     parent_problem,
-    read_small_file,
     remove_drafts,
     replace_file,
 )
+from potluck.host.system import read_regular_file
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class StateDirectory:
         """
         with self.errors("cannot be read"):
             try:
-                data = read_small_file(self._node_id, _MAX_NODE_ID_BYTES)
+                data = read_regular_file(self._node_id, _MAX_NODE_ID_BYTES)
             except FileNotFoundError:
                 return self.renew_node_id()
         text = data.strip(b"\0 \t\r\n")

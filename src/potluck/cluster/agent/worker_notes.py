@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from potluck.errors import EngineError
-from potluck.host.private_files import read_small_file, replace_file
+from potluck.host.private_files import replace_file
+from potluck.host.system import read_regular_file
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ def _end(path: Path) -> bool:
 def _noted_worker(path: Path) -> ProcessFacts | None:
     """Return the running worker without an agent that a record is about, if any."""
     try:
-        noted = msgspec.json.decode(read_small_file(path, _MAX_NOTE_BYTES), type=ProcessFacts)
+        noted = msgspec.json.decode(read_regular_file(path, _MAX_NOTE_BYTES), type=ProcessFacts)
         pid = int(path.name)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return None

@@ -9,7 +9,8 @@ import msgspec
 
 from potluck.cluster.network.trust.credentials import check_node_id
 from potluck.errors import ParameterError, PotluckError
-from potluck.host.private_files import read_small_file, replace_file
+from potluck.host.private_files import replace_file
+from potluck.host.system import read_regular_file
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_ADDRESSES = 64
@@ -60,7 +61,7 @@ def read_joined(path: Path) -> JoinedCluster | None:
     Raise ``OSError``, and ``PotluckError`` for a malformed file.
     """
     try:
-        data = read_small_file(path, _MAX_FILE_BYTES)
+        data = read_regular_file(path, _MAX_FILE_BYTES)
     except FileNotFoundError:
         return None
     try:

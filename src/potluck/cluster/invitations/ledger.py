@@ -17,7 +17,8 @@ import msgspec
 from potluck.cluster.invitations.channel import KnownInvitation
 from potluck.cluster.invitations.invitation import generate_token, token_digest
 from potluck.errors import ParameterError, PotluckError, UsageError
-from potluck.host.private_files import read_small_file, replace_file
+from potluck.host.private_files import replace_file
+from potluck.host.system import read_regular_file
 from potluck.types.cluster import NodeId
 
 DEFAULT_SECONDS = 3600.0
@@ -195,7 +196,7 @@ class LedgerFile:
         Raise ``OSError``, and ``PotluckError`` for a malformed file.
         """
         try:
-            data = read_small_file(self._path, _MAX_FILE_BYTES)
+            data = read_regular_file(self._path, _MAX_FILE_BYTES)
         except FileNotFoundError:
             return Ledger()
         try:

@@ -10,6 +10,9 @@ EM_X86_64 = 62
 EM_AARCH64 = 183
 EM_ALPHA = 0x9026
 
+WIDE_HASH_MACHINES = (EM_S390, EM_ALPHA)
+"""In their 64-bit files, DT_HASH has words of 8 bytes."""
+
 _MACHINES = {
     # 32 bits little endian, 32 bits big endian, 64 bits little endian, 64 bits big endian
     EM_386: ("i686", "", "", ""),

@@ -45,7 +45,7 @@ from potluck.portability.elf.dynamic import (
 )
 from potluck.portability.elf.file import UndefinedSymbol
 from potluck.portability.elf.image import ElfImage, Table
-from potluck.portability.elf.machines import EM_ALPHA, EM_MIPS, EM_S390
+from potluck.portability.elf.machines import EM_MIPS, WIDE_HASH_MACHINES
 
 MAX_SYMBOLS = 2**20
 """Limit per file. libtorch_cpu.so of PyTorch 2.13 has 75,000; the maximum, with names of 100 bytes,
@@ -84,9 +84,6 @@ SYMBOL_FIELDS = {
 _CHAIN_WORDS = 2**10
 _RELOCATIONS_AT_ONCE = 2**17
 """Symbols per batch: a copy of the millions in a large library would take 24 bytes each."""
-
-_WIDE_HASH_MACHINES = (EM_S390, EM_ALPHA)
-"""In their 64-bit files, DT_HASH has words of 8 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +198,7 @@ def _hashed(image: ElfImage, dynamic: Dynamic) -> tuple[int, int]:
     if DT_GNU_HASH in dynamic.entries:
         first, end = _gnu_hashed(image, dynamic.entries[DT_GNU_HASH])
     elif DT_HASH in dynamic.entries:
-        is_wide = image.header.is_64_bit and image.header.machine_number in _WIDE_HASH_MACHINES
+        is_wide = image.header.is_64_bit and image.header.machine_number in WIDE_HASH_MACHINES
         word = np.dtype(image.header.byte_order + ("u8" if is_wide else "u4"))
         head = image.loaded_table(word, dynamic.entries[DT_HASH], 2, "the hash table")
         first, end = 1, int(head[1])

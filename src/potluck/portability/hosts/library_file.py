@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from potluck.errors import ElfError
 from potluck.portability.elf.defined_symbols import DefinedSymbol
-from potluck.portability.elf.machines import EM_ALPHA, EM_S390, machine_name
+from potluck.portability.elf.machines import WIDE_HASH_MACHINES, machine_name
 from potluck.portability.hosts.symbol_set import MAX_SYMBOLS
 
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
@@ -287,7 +287,7 @@ def _hashed(image: _Image, entries: Mapping[int, int]) -> tuple[int, int]:
         return _gnu_hashed(image, entries[_DT_GNU_HASH])
     if _DT_HASH not in entries:
         return 0, 0
-    is_wide = image.is_64_bit and image.machine_number in (EM_S390, EM_ALPHA)
+    is_wide = image.is_64_bit and image.machine_number in WIDE_HASH_MACHINES
     (_, (end,)) = image.loaded_rows("Q" if is_wide else "I", entries[_DT_HASH], 2)
     return 1, end
 

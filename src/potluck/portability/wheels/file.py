@@ -280,6 +280,8 @@ class InstalledFiles:
 
 
 class _Folder(InstalledFiles):
+    """All files below ``path``. Raise ``OSError`` if one that may be ELF cannot be read."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files: dict[str, Path] = {}

@@ -148,9 +148,11 @@ def amd_figures(
 
 def merge_figures(*preferred_first: Figures) -> Figures:
     """Return the first known value of each figure, or else all reasons why it is unknown."""
-    names = (field.name for field in fields(Figures))
     return Figures(
-        **{name: _first_known([getattr(each, name) for each in preferred_first]) for name in names}
+        **{
+            field.name: _first_known([getattr(each, field.name) for each in preferred_first])
+            for field in fields(Figures)
+        }
     )
 
 

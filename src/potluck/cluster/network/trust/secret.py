@@ -23,7 +23,8 @@ from pathlib import Path
 
 from potluck.errors import ParameterError
 from potluck.host.child_environment import SECRET_VARIABLE
-from potluck.host.private_files import create_file, make_private_folder, read_small_file
+from potluck.host.private_files import create_file, make_private_folder
+from potluck.host.system import read_regular_file
 
 _PREFIX = "potluck-"
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -103,7 +104,7 @@ def own_secret(path: Path) -> Secret:
     if not path.exists():
         create_file(path, f"{generate_secret()}\n".encode("ascii"))
     try:
-        return parse_secret(_decoded(path, read_small_file(path, _MAX_FILE_BYTES)))
+        return parse_secret(_decoded(path, read_regular_file(path, _MAX_FILE_BYTES)))
     except ParameterError as error:
         raise ParameterError(
             "secret",
