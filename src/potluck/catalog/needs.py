@@ -23,7 +23,7 @@ from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
 from potluck.formats.safetensors import INDEX_FILE
 from potluck.formats.source import FileTensor, FileTensorSource
 from potluck.models.names import FileKind
-from potluck.models.program import build_program, weight_specs
+from potluck.models.program import program_to_count, weight_specs
 from potluck.models.registry import stored_weights
 from potluck.types.content import FileContent, Manifest
 from potluck.types.model import ModelConfig
@@ -60,7 +60,9 @@ def stage_needs(
             ranges = [
                 (locate.content(file), start, end)
                 for file, start, end in weight_ranges(
-                    description, tensors, _program(description, shard)
+                    description,
+                    tensors,
+                    program_to_count(description.config, shard, _CONTEXT_TOKENS),
                 )
             ]
             files = {content for content, _, _ in ranges}
@@ -223,14 +225,6 @@ def _blocks(
     step = max(1, BLOCK_BYTES // max(1, tensors.info(name).row_bytes))
     for row in range(start_row, end_row, step):
         yield from tensors.stored_ranges(name, row, min(row + step, end_row))
-
-
-def _program(description: ModelDescription, shard: Shard) -> Program:
-    from potluck.models.rope import empty_rope_tables  # loads NumPy
-
-    config = description.config
-    ropes = empty_rope_tables(config, _CONTEXT_TOKENS)
-    return build_program(config, shard, context_tokens=_CONTEXT_TOKENS, ropes=ropes)
 
 
 def _whole(manifest: Manifest, names: Iterable[str]) -> tuple[ByteRange, ...]:

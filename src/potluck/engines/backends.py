@@ -17,6 +17,7 @@ from potluck.engines.tinygrad_environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad_environment import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.types.backend import BackendAbilities, BackendSpec, DeviceKind
+from potluck.types.cluster import SAME_VERSION
 from potluck.types.unit import NATIVE, UnitAddress
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def engine_module(backend: str, backends: Sequence[BackendSpec] = BACKENDS) -> s
             return spec.engine
     raise EngineError(
         f"this node does not support the backend {backend}",
-        hint="install the same version of Potluck on every node",
+        hint=SAME_VERSION,
     )
 
 

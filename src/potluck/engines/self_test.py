@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from potluck.engines.profiling.rate_program import lone_step
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
@@ -155,15 +156,8 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
         weight[:, :num_positions] = vectors.T
         info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.F32)
         _load(engine, info, weight.tobytes())
-    part = SequenceSlice(
-        sequence_id=SequenceId(0),
-        tokens=(0,) * num_positions,
-        start_position=0,
-        block_table=tuple(range(num_blocks)),
-        sample=False,
-    )
     hidden = np.eye(num_positions, width, dtype=np.float32)
-    out = engine.step(Step(step_id=StepId(0), slices=(part,)), hidden).hidden
+    out = engine.step(lone_step(num_positions, num_blocks=num_blocks), hidden).hidden
     engine.close()
     return [] if out is None else out.tolist()
 
@@ -219,7 +213,7 @@ def _only_head(shape: tuple[int, int], context_tokens: int = 1) -> Program:
 
 
 def _lone_tokens(count: int) -> tuple[SequenceSlice, ...]:
-    """Return the first tokens of as many sequences."""
+    """Return the slices of ``count`` sequences with one token each, which is sampled."""
     return tuple(
         SequenceSlice(
             sequence_id=SequenceId(number),

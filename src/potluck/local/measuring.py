@@ -20,7 +20,7 @@ from potluck.errors import ParameterError
 from potluck.local.model import Model
 from potluck.local.pipeline import LocalPipeline
 from potluck.scheduling.blocks import blocks_for
-from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES
+from potluck.scheduling.frame_limits import MAX_STEP_SEQUENCES, sequences_in_step
 from potluck.scheduling.pipeline import StepOutcome
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
@@ -274,7 +274,7 @@ class Measurement:
         """Yield the sequences that decode together, one group per stage, as in the scheduler."""
         num_sequences = self._workload.num_sequences
         share = -(-num_sequences // len(self._engines))
-        share = min(share, MAX_STEP_SEQUENCES, self._max_step_tokens)
+        share = min(share, sequences_in_step(self._max_step_tokens))
         for start in range(0, num_sequences, share):
             indices = range(start, min(start + share, num_sequences))
             yield tuple(SequenceId(index) for index in indices)

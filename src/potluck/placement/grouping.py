@@ -141,10 +141,10 @@ def placed_on(candidate: Candidate, cut: Cut, num_layers: int) -> tuple[PlacedSt
         PlacedStage(
             node_id=each.node_id,
             unit_id=each.unit_id,
-            shard=replace(shard, part=GroupPart(member=index, shares=candidate.shares)),
+            shard=part,
             num_bytes=bytes_of(each.cost, cut.start, cut.end),
         )
-        for index, each in enumerate(candidate.members)
+        for each, part in zip(candidate.members, shard.divided(candidate.shares), strict=True)
     )
 
 

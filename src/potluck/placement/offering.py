@@ -7,12 +7,12 @@ only if the model does not fit without them; all others are never offered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import NodeId, NodeUnitId
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Rejection, UnitOffer
 from potluck.types.quantities import format_bytes
@@ -191,6 +191,11 @@ def reason_against(unit: UnitReport, *, with_reserve: bool) -> str | None:
             return f"not tested yet: {unit.reason}"
         case Role.OUT:
             return unit.reason
+
+
+def units_by_id(reports: Iterable[NodeReport]) -> dict[NodeUnitId, UnitReport]:
+    """Return all units of all nodes."""
+    return {(report.node_id, unit.unit_id): unit for report in reports for unit in report.units}
 
 
 def usable_units(

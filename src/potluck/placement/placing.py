@@ -28,7 +28,7 @@ from potluck.placement.costs import (
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import link_table
-from potluck.placement.offering import Sifted, reason_against, sifted, usable_units
+from potluck.placement.offering import Sifted, reason_against, sifted, units_by_id, usable_units
 from potluck.placement.place import place, problem_of
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
@@ -79,11 +79,7 @@ class Placement:
         self._snapshot = snapshot
         self._held = snapshot.held
         self._able_in: dict[Quantization, Sifted] = {}
-        self._units = {
-            (report.node_id, unit.unit_id): unit
-            for report in snapshot.able
-            for unit in report.units
-        }
+        self._units = units_by_id(snapshot.able)
         hosts = {report.node_id: report.host_id for report in snapshot.reports}
         self._links = snapshot.links or link_table(snapshot.speeds.values(), hosts)
         self._times: dict[object, UnitTimes] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from potluck.placement.explain import ADDED_NODE, Alternative, Explanation
 from potluck.placement.layout import layout_nodes, written_layout
+from potluck.placement.offering import units_by_id
 from potluck.placement.side_by_side import Pipeline
 from potluck.placement.views import (
     fields_in_force,
@@ -58,11 +59,7 @@ class PlanOutcome:
 def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
     """Return the plan, for the output of ``potluck plan``."""
     record, reports, explanation = outcome.record, outcome.reports, outcome.explanation
-    usable = {
-        (report.node_id, unit.unit_id): unit.usable_bytes
-        for report in reports
-        for unit in report.units
-    }
+    units = units_by_id(reports)
     explained: dict[str, Any] = {}
     if explanation is not None:
         explained = {
@@ -88,7 +85,7 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
                 PlannedStage,
                 stage,
                 **placed_fields(index, stage),
-                usable_bytes=usable.get(stage.unit),
+                usable_bytes=units[stage.unit].usable_bytes if stage.unit in units else None,
                 predicted=predicted,
             )
             for index, (stage, predicted) in enumerate(

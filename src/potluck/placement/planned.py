@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from potluck.engines.loading.sizes import on_unit
 from potluck.placement.candidates import PlaceRequest
 from potluck.placement.costs import Counting
+from potluck.placement.offering import units_by_id
 from potluck.placement.stage_reuse import Holding, reserved
 from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.frame_limits import (
@@ -82,7 +83,7 @@ def planned_model(
     counting: Counting,
 ) -> PlannedModel:
     """Return ``plan`` with each stage counted on its unit."""
-    units = {(report.node_id, unit.unit_id): unit for report in reports for unit in report.units}
+    units = units_by_id(reports)
     stages = []
     for placed in plan.stages:
         unit = units[placed.unit]

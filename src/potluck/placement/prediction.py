@@ -37,7 +37,7 @@ def predict(
 ) -> Prediction:
     """Return the prediction for the stages ``cuts``, whose units are ``candidates``.
 
-    The number of steps in flight is that with the most tokens of several streams. Raise
+    The number of steps in flight is chosen to maximize the tokens per second of all streams. Raise
     ``ValueError`` if there is no stage.
     """
     if not cuts:

@@ -255,9 +255,7 @@ def compared(planned: PlannedModel, record: DeploymentRecord) -> PlanComparison 
 
 def is_in_force(planned: PlannedModel, stages: Collection[StageRecord]) -> bool:
     """Return whether a plan has the same stages, in the same places."""
-    return [_place_of(each) for each in planned.stages] == [
-        (*each.unit, each.start_layer, each.end_layer, each.part) for each in stages
-    ]
+    return [_place_of(each) for each in planned.stages] == [each.place for each in stages]
 
 
 def _place_of(stage: PlannedStage) -> tuple[object, ...]:

@@ -20,6 +20,9 @@ DeploymentId = NewType("DeploymentId", str)
 WIRE_VERSION = 9
 """Version of frames and control messages. Nodes with different versions cannot work together."""
 
+SAME_VERSION = "install the same version of Potluck on every node"
+"""The hint of errors that different versions cause."""
+
 
 class OnUnit:
     """A value with the ids of a unit and its node."""

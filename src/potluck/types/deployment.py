@@ -76,6 +76,11 @@ class StageRecord(OnUnit, msgspec.Struct, frozen=True, kw_only=True):
     part: GroupPart | None = None
     progress: LoadingStage | None = None
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Return its unit, its layers and its part of them."""
+        return *self.unit, self.start_layer, self.end_layer, self.part
+
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The plan in force. Without stages there is none yet.

@@ -34,6 +34,7 @@ from potluck.types.content import (
     ManifestFile,
     ReadingOrder,
     SourceKind,
+    Transfer,
 )
 
 GIB = 2**30
@@ -146,10 +147,10 @@ class TransferNode:
         finally:
             client.close()
 
-    def progress(self) -> Progress:
+    def progress(self) -> Transfer:
         """The latest; the first comes soon after the first bytes."""
         eventually(lambda: any(isinstance(each, Progress) for each in self.reports))
-        return next(each for each in reversed(self.reports) if isinstance(each, Progress))
+        return next(each for each in reversed(self.reports) if isinstance(each, Progress)).transfer
 
     def failures(self) -> list[JobFailed]:
         return [each for each in self.reports if isinstance(each, JobFailed)]

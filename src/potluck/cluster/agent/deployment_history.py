@@ -197,10 +197,9 @@ def _moves(
     for index, stage in enumerate(after.stages):
         member = 0 if stage.part is None else stage.part.member
         had = old.get((stage.start_layer, member))
-        place = (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer, stage.part)
         if had is None:
             yield index, None, stage
-        elif place != (had.node_id, had.unit_id, had.start_layer, had.end_layer, had.part):
+        elif stage.place != had.place:
             yield index, had.node_id, stage
 
 

@@ -128,10 +128,7 @@ def _spares(
     record: DeploymentRecord, reports: Iterable[NodeReport]
 ) -> Iterator[tuple[NodeId, HeldStage]]:
     """Return the stages that are held but not used by the current plan."""
-    used = Counter(
-        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer, stage.part)
-        for stage in record.stages
-    )
+    used = Counter(stage.place for stage in record.stages)
     for report in reports:
         for held in report.held:
             if held.deployment != record.deployment:

@@ -285,14 +285,7 @@ class Attempt:
             (stage.node_id, self.record.shard(index))
             for index, (stage, planned_stage) in enumerate(zip(stages, planned.stages, strict=True))
             if stage.node_id not in planned.own_files
-            and not any(
-                holding.is_stage(
-                    stage.unit,
-                    planned_stage.plan.shard,
-                    planned_stage.plan.size,
-                )
-                for holding in planned.held
-            )
+            and not any(map(planned_stage.is_held_as, planned.held))
         ]
         if lacking:
             self.record = self.record.with_files(verification=Verification.PENDING)

@@ -50,7 +50,6 @@ from potluck.types.step import SequenceId
 
 _log = logging.getLogger(__name__)
 
-
 _MAX_CONTINUED_SEQUENCES = 2 * MAX_WAITING_SEQUENCES
 """The maximum number of waiting sequences that already have tokens. They were admitted once and
 must not be refused, and no deployment runs as many more as may wait."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from potluck.cluster.coordinator.weights import ModelWeights
-from potluck.cluster.network.membership import SAME_VERSION, Membership
+from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import AskSpeeds, CheckModel, NodeSurvey, SurveyNode
 from potluck.cluster.wire.methods import CHECK_MODEL, REPORT, SPEEDS, SURVEY
 from potluck.engines.backends import BACKENDS
@@ -23,7 +23,7 @@ from potluck.placement.planned import PlannedModel, without_memory_of
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.stage_reuse import Holding
 from potluck.types.arithmetic import Arithmetic
-from potluck.types.cluster import DeploymentId, NodeId, NodeUnitId
+from potluck.types.cluster import SAME_VERSION, DeploymentId, NodeId, NodeUnitId
 from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.types.node import CPU_UNIT, NodeReport
 from potluck.types.placement import Preferences, Rejection
@@ -79,7 +79,7 @@ async def plan_model(
     reports = without_memory_of(also_planned, reports)
     held = [] if record is None else held_of(record.deployment, reports)
     in_use = {
-        (stage.node_id, stage.unit_id, stage.start_layer, stage.end_layer)
+        (*stage.unit, stage.start_layer, stage.end_layer)
         for stage in (() if record is None else record.stages)
     }
     reports, absent = _without(reports, left_out)

@@ -18,7 +18,6 @@ import msgspec
 
 from potluck.cluster.invitations.channel import Question, Reply
 from potluck.cluster.invitations.ledger import Ledger
-from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.authority import (
     Authority,
     authority_pem,
@@ -27,7 +26,7 @@ from potluck.cluster.network.trust.authority import (
 )
 from potluck.cluster.network.trust.requests import key_digest, requested_key
 from potluck.errors import PotluckError, UsageError
-from potluck.types.cluster import WIRE_VERSION
+from potluck.types.cluster import SAME_VERSION, WIRE_VERSION
 
 _log = logging.getLogger(__name__)
 

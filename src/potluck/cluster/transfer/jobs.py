@@ -11,7 +11,7 @@ from potluck.cluster.transfer.demand import Demand, Reader
 from potluck.cluster.transfer.messages import Progress
 from potluck.cluster.transfer.shared_file import HUB, Origin, Routes, SharedFile
 from potluck.types.cluster import NodeId
-from potluck.types.content import FileContent
+from potluck.types.content import FileContent, Transfer
 
 OWN_READER_SECONDS = 3.0
 """A node starts to fetch for its peers what its own readers do not want this long after it was told
@@ -53,7 +53,14 @@ class JobProgress:
         self._reported = (done, total, rate == 0)
         by_label = sum((each.by_label for each in demands), self._past)
         left = max(0, total - done) / rate if rate > 0 else None
-        return Progress(name, done, total, dict(by_label), rate, left)
+        transfer = Transfer(
+            done_bytes=done,
+            total_bytes=total,
+            by_source=dict(by_label),
+            bytes_per_second=rate,
+            seconds_left=left,
+        )
+        return Progress(name, transfer)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from potluck.cluster.network.trust.credentials import CredentialFiles
 from potluck.types.cluster import NodeId
-from potluck.types.content import ChunkSource, FileContent, Manifest, ReadingOrder
+from potluck.types.content import ChunkSource, FileContent, Manifest, ReadingOrder, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,14 +211,10 @@ class Listening(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """See ``types.content.Transfer``."""
+    """How far this node is with the files of a job."""
 
     job: str
-    done_bytes: int
-    total_bytes: int
-    bytes_by_source: dict[str, int]
-    bytes_per_second: float
-    seconds_left: float | None
+    transfer: Transfer
 
 
 class JobFailed(_Message, frozen=True):

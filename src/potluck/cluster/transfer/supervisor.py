@@ -323,14 +323,7 @@ class TransferProcess:
     def _take(self, message: ProcessMessage) -> None:
         match message:
             case Progress():
-                transfer = Transfer(
-                    done_bytes=message.done_bytes,
-                    total_bytes=message.total_bytes,
-                    by_source=message.bytes_by_source,
-                    bytes_per_second=message.bytes_per_second,
-                    seconds_left=message.seconds_left,
-                )
-                self._events.on_progress(message.job, transfer)
+                self._events.on_progress(message.job, message.transfer)
             case JobFailed():
                 self._events.on_failure(message.job, message.message, message.hint)
             case PeerDropped():

@@ -9,11 +9,10 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from potluck.cluster.network.membership import SAME_VERSION
 from potluck.cluster.network.trust.removals import Removal
 from potluck.cluster.wire.worker_messages import Connect, Loaded, Located, Progress, Stats
 from potluck.errors import CallError
-from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.cluster import SAME_VERSION, DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import (
     DIGEST_BYTES,
     ChunkRuns,

@@ -195,7 +195,9 @@ def _layer_bytes() -> int:
 
 
 def lone_step(num_tokens: int, *, after: int = 0, num_blocks: int = 0) -> Step:
-    """Return a step of one sequence with the tokens after its first ones, on the first blocks."""
+    """Return a step of one sequence: ``num_tokens`` tokens from position ``after`` on, in cache
+    blocks ``[0, num_blocks)``.
+    """
     part = SequenceSlice(
         sequence_id=SequenceId(0),
         tokens=(0,) * num_tokens,

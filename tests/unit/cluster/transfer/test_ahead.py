@@ -40,13 +40,13 @@ def test_a_reader_counts_what_was_fetched_ahead_for_its_source(tmp_path: Path) -
         file.read_into(0, memoryview(bytearray(10)))
         client.want(JOB, {CONTENT: [(0, 3 * CHUNK_BYTES)]}, keep=True)
         three_chunks = {owner.node_id: 3 * CHUNK_BYTES}
-        eventually(lambda: node.progress().bytes_by_source == three_chunks)
+        eventually(lambda: node.progress().by_source == three_chunks)
         assert node.progress().total_bytes == 3 * CHUNK_BYTES
         client.close()
         again = node.client()
         again.want(JOB, {CONTENT: [(0, CHUNK_BYTES)]}, keep=True)
         from_disk = three_chunks | {"disk": CHUNK_BYTES}
-        eventually(lambda: node.progress().bytes_by_source == from_disk)
+        eventually(lambda: node.progress().by_source == from_disk)
 
 
 def test_a_reader_that_wants_other_chunks_has_those_that_it_got(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_reader_that_wants_other_chunks_has_those_that_it_got(tmp_path: Path) 
                 return node.progress().done_bytes == num_bytes
 
             eventually(is_done)
-            seen.append((node.progress().total_bytes, node.progress().bytes_by_source))
+            seen.append((node.progress().total_bytes, node.progress().by_source))
         assert seen == [
             (number * CHUNK_BYTES, {owner.node_id: number * CHUNK_BYTES}) for number in (2, 4, 5)
         ]

@@ -209,7 +209,7 @@ def test_a_seed_that_dies_half_way_is_replaced_by_new_sources(tmp_path: Path) ->
                 and other.progress().done_bytes == len(DATA)
             )
         )
-        by_source = other.progress().bytes_by_source
+        by_source = other.progress().by_source
         assert by_source[LIAR] >= 2 * CHUNK_BYTES
         assert by_source[LIAR] + by_source[owner.node_id] == len(DATA)
 

@@ -71,7 +71,7 @@ def test_a_peer_that_cannot_be_connected_to_connects_itself(
     assert count_dial_requests(node) == 1
     assert node.dropped() == []
     eventually(lambda: node.progress().done_bytes == len(DATA))
-    by_source = node.progress().bytes_by_source
+    by_source = node.progress().by_source
     # What the reader had fetched before the job asked for it counts as found on this disk.
     assert set(by_source) <= {behind.node_id, "disk"}
     assert by_source[behind.node_id] > len(DATA) // 2

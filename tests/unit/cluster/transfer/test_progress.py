@@ -26,16 +26,16 @@ def test_progress_counts_by_source_and_says_how_long_it_takes(tmp_path: Path) ->
     demand.count(file, 0, "disk")
     first = progress.report("job", [demand], 10.0)
     assert first is not None
-    assert (first.done_bytes, first.total_bytes) == (CHUNK_BYTES, 4 * CHUNK_BYTES)
-    assert first.seconds_left is None
+    assert (first.transfer.done_bytes, first.transfer.total_bytes) == (CHUNK_BYTES, 4 * CHUNK_BYTES)
+    assert first.transfer.seconds_left is None
     assert progress.report("job", [demand], 10.5) is None
     demand.count(file, 1, ONE)
     demand.count(file, 1, TWO)  # again: it is counted once
     second = progress.report("job", [demand], 12.0)
     assert second is not None
-    assert second.bytes_by_source == {"disk": CHUNK_BYTES, ONE: CHUNK_BYTES}
-    assert second.bytes_per_second == CHUNK_BYTES / 2
-    assert second.seconds_left == 4.0
+    assert second.transfer.by_source == {"disk": CHUNK_BYTES, ONE: CHUNK_BYTES}
+    assert second.transfer.bytes_per_second == CHUNK_BYTES / 2
+    assert second.transfer.seconds_left == 4.0
 
 
 def test_progress_keeps_what_came_for_a_reader_that_is_gone(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_progress_keeps_what_came_for_a_reader_that_is_gone(tmp_path: Path) -> N
     progress.keep(demand)
     last = progress.report("job", [], 10.0)
     assert last is not None
-    assert last.done_bytes == last.total_bytes == 3 * CHUNK_BYTES
+    assert last.transfer.done_bytes == last.transfer.total_bytes == 3 * CHUNK_BYTES
 
 
 def test_a_rate_falls_to_nothing_when_nothing_arrives(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_rate_falls_to_nothing_when_nothing_arrives(tmp_path: Path) -> None:
     demand.count(file, 1, ONE)
     progress.report("job", [demand], 1.0)
     reports = [progress.report("job", [demand], float(at)) for at in range(2, 20)]
-    assert [each.bytes_per_second for each in reports if each is not None] == [0.0]
+    assert [each.transfer.bytes_per_second for each in reports if each is not None] == [0.0]
 
 
 def test_sources_are_tried_in_the_order_given() -> None:

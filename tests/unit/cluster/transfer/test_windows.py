@@ -145,8 +145,6 @@ def test_a_window_passes_on_what_peers_wait_for(
         file.read_into(0, memoryview(out))
         assert out == DATA
         eventually(lambda: third.held_chunks(CONTENT) == 20)
-        eventually(
-            lambda: third.progress().bytes_by_source == {streaming.node_id: 20 * CHUNK_BYTES}
-        )
+        eventually(lambda: third.progress().by_source == {streaming.node_id: 20 * CHUNK_BYTES})
         file.release()
         eventually(lambda: in_memory(streaming) == 0)

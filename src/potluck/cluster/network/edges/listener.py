@@ -43,7 +43,7 @@ from potluck.types.cluster import NodeId
 
 
 class EdgeListener:
-    """Waits for the sender of one edge, or for those of several.
+    """Waits for the other ends of edges.
 
     ``accept_ends`` and ``accept_both_ways`` are called by one thread at a time; ``close`` by any.
     """

@@ -13,13 +13,12 @@ from potluck.cluster.network.membership.address import Address, parse_address
 from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.diagnosis import unreachable
 from potluck.cluster.network.membership.membership import Membership, Observer
-from potluck.cluster.network.membership.messages import MAX_PAYLOAD_BYTES, SAME_VERSION
+from potluck.cluster.network.membership.messages import MAX_PAYLOAD_BYTES
 from potluck.cluster.network.membership.server import Handler, MethodTable, StreamHandler
 from potluck.cluster.network.trust.pem_files import PemPaths
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
-    "SAME_VERSION",
     "Address",
     "Handler",
     "Membership",

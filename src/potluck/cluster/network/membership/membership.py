@@ -15,7 +15,6 @@ from potluck.cluster.network.membership.client import CallClient
 from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.diagnosis import REMOVED, explain, hint_for
 from potluck.cluster.network.membership.messages import (
-    SAME_VERSION,
     KeySpace,
     NodeSession,
     SessionId,
@@ -31,14 +30,13 @@ from potluck.cluster.network.membership.roster import (
 )
 from potluck.cluster.network.membership.server import CallServer, MethodTable
 from potluck.cluster.network.membership.session import CLOSE_SECONDS, ZenohSession
-from potluck.cluster.network.trust.removed import RemovedNodes
 from potluck.errors import (
     JoinError,
     NodeIdInUseError,
     NodeLostError,
     RemovedFromClusterError,
 )
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import SAME_VERSION, NodeId
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ class Observer:
 
 
 class Membership:
-    """Created by :meth:`open`; call ``close`` in the end.
+    """Created by :meth:`open`; call ``close`` when done.
 
     For use only in the event loop that opened it. Others see this node leave when it is closed,
     within milliseconds if its process dies, and within the lease if it is stopped or disconnected.
@@ -84,7 +82,6 @@ class Membership:
     ) -> None:
         keys = KeySpace(cluster_id=config.cluster_id, wire_version=config.wire_version)
         self._config = config
-        self._removed = RemovedNodes(None if config.pem is None else config.pem.removed)
         self._keys = keys
         self._methods = methods
         self._observer = observer
@@ -289,7 +286,7 @@ class Membership:
         )
 
     def _is_removed(self, node_id: NodeId) -> bool:
-        return node_id in self._removed
+        return self._session.is_removed(node_id)
 
     def _step(
         self,

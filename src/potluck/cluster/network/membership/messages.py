@@ -25,8 +25,6 @@ edges."""
 SessionId = NewType("SessionId", str)
 """The id of one run of a node's agent, which is that of its Zenoh session."""
 
-SAME_VERSION = "install the same version of Potluck on every node"
-
 _ROOT = "potluck"
 
 

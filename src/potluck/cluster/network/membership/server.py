@@ -13,7 +13,7 @@ from potluck.cluster.network.membership import messages
 from potluck.cluster.network.membership.messages import CallHeader, End, Failure, Part, SessionId
 from potluck.cluster.network.membership.session import ZenohSession
 from potluck.errors import CallError, PotluckError
-from potluck.types.cluster import NodeId
+from potluck.types.cluster import SAME_VERSION, NodeId
 
 if TYPE_CHECKING:
     import zenoh
@@ -139,7 +139,7 @@ class MethodTable:
         if handler is None:
             raise CallError(
                 f"the node called does not know the method {name!r}",
-                hint=messages.SAME_VERSION,
+                hint=SAME_VERSION,
             )
         return handler
 

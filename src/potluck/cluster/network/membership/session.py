@@ -234,9 +234,10 @@ class ZenohSession:
         """Close the connections with removed nodes, and any that they open later."""
         if self._acceptor is not None:
             self._acceptor.end_removed()
-        self._sockets.refuse(self._is_removed)
+        self._sockets.refuse(self.is_removed)
 
-    def _is_removed(self, node: str) -> bool:
+    def is_removed(self, node: str) -> bool:
+        """Return whether a node was removed from the cluster."""
         return NodeId(node) in self._removed
 
     def session_left(self, session_id: SessionId) -> None:
@@ -326,7 +327,7 @@ class ZenohSession:
                 return
             node = link.auth_identifier  # the common name of its certificate; None without TLS
             self._sockets.opened(str(link.zid), *ends, node)
-            if node is not None and self._is_removed(node):
+            if node is not None and self.is_removed(node):
                 self._sockets.given_up(str(link.zid), *ends)
 
         handler = zenoh.handlers.Callback(on_event, indirect=False)

@@ -125,12 +125,12 @@ class LinkSockets:
         for each in held:
             each.connection.close()
 
-    def _reset_all(self, are_chosen: Callable[[str | None], bool]) -> None:
-        """Reset the links with the nodes that are chosen."""
+    def _reset_all(self, should_reset: Callable[[str | None], bool]) -> None:
+        """Reset the links for whose node ``should_reset`` is true; the node is None without TLS."""
         with self._lock:
             held = [each for several in self._links.values() for each in several]
         for each in held:
-            if are_chosen(each.node):
+            if should_reset(each.node):
                 with contextlib.suppress(OSError):  # it has ended already
                     _reset(each.connection)
 

@@ -69,7 +69,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialFiles:
-    """The settings with which a child process of the agent reads the node's credentials.
+    """The files from which a child process of the agent reads the node's credentials.
 
     ``authority``, ``certificate`` and ``key`` are PEM files, ``removed`` is the file of removed
     nodes.

@@ -28,7 +28,7 @@ from potluck.host.system import read_regular_file
 
 _PREFIX = "potluck-"
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-"""Crockford's base 32, in which invitations' tokens are written, too."""
+"""Crockford's base 32, also used for invitation tokens."""
 
 _LOOKALIKES = str.maketrans({"O": "0", "I": "1", "L": "1", "-": None, " ": None})
 _RANDOM_CHARACTERS = 32
