@@ -83,17 +83,17 @@ class InertFields:
 
 
 def drop_inert_fields(values: Mapping[str, Any], others: InertFields, where: str) -> dict[str, Any]:
-    """Return ``values`` without fields that have no effect; raise ``ApiError`` for invalid ones."""
+    """Return ``values`` without fields that have no effect; raise ``ApiError`` for invalid ones.
+
+    ``where`` is the path of ``values`` in the body.
+    """
     kept = {}
     for name, value in values.items():
         if name in others.harmless:
             harmless = others.harmless[name]
             if value is not None and not harmless.holds(value):
-                raise invalid(
-                    f"{where}{name}",
-                    f"{where}{name} must be {harmless.expected}",
-                    code="invalid_type",
-                )
+                path = _path(where, name)
+                raise invalid(path, f"{path} must be {harmless.expected}", code="invalid_type")
             if harmless.is_kept:
                 kept[name] = value
         elif name not in others.neutral:
@@ -102,9 +102,10 @@ def drop_inert_fields(values: Mapping[str, Any], others: InertFields, where: str
             allowed = " or ".join(
                 msgspec.json.encode(each).decode() for each in others.neutral[name]
             )
+            path = _path(where, name)
             raise invalid(
-                f"{where}{name}",
-                f"{where}{name} is not supported: omit it, or set it to {allowed}",
+                path,
+                f"{path} is not supported: omit it, or set it to {allowed}",
                 code="unsupported_parameter",
             )
     return kept
@@ -113,10 +114,10 @@ def drop_inert_fields(values: Mapping[str, Any], others: InertFields, where: str
 def drop_inert_fields_of(
     owner: dict[str, Any], name: str, others: InertFields, where: str = ""
 ) -> None:
-    """Remove the fields without effect from the object ``name`` of ``owner``, if it is one."""
+    """Remove the fields without effect from ``owner[name]``, if that is an object."""
     value = owner.get(name)
     if isinstance(value, dict):
-        owner[name] = drop_inert_fields(value, others, f"{where}{name}.")
+        owner[name] = drop_inert_fields(value, others, _path(where, name))
 
 
 def change_items(
@@ -125,13 +126,14 @@ def change_items(
     change: Callable[[dict[str, Any], str], dict[str, Any]],
     where: str = "",
 ) -> None:
-    """Replace each object in the list ``name`` of ``owner``, if it is one, by the result of
-    ``change``, which gets the object and its place in the body with a dot at the end.
+    """Replace each object in ``owner[name]``, if that is a list, with ``change(object, path)``.
+
+    ``where`` is the path of ``owner`` in the body.
     """
     items = owner.get(name)
     if isinstance(items, list):
         owner[name] = [
-            change(item, f"{where}{name}[{index}].") if isinstance(item, dict) else item
+            change(item, f"{_path(where, name)}[{index}]") if isinstance(item, dict) else item
             for index, item in enumerate(items)
         ]
 
@@ -141,6 +143,10 @@ def drop_inert_fields_of_items(
 ) -> None:
     """Remove the fields without effect from the objects in the list ``name`` of ``owner``."""
     change_items(owner, name, lambda item, at: drop_inert_fields(item, others, at), where)
+
+
+def _path(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -73,12 +73,14 @@ class CompletionRequest(GenerationRequest):
 
 
 def given(**values: _T | None) -> dict[str, _T]:
-    """Return the values that the client has not omitted, by name."""
+    """Return the values that the client set, by name."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def num_top_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """Return ``GenerationRequest.top_logprobs``. Raise ``ApiError`` for fields that contradict."""
+    """Return ``GenerationRequest.top_logprobs``. Raise ``ApiError`` if the two contradict each
+    other.
+    """
     if top_logprobs and not logprobs:
         raise invalid("top_logprobs", "top_logprobs requires logprobs: set logprobs")
     return (top_logprobs or 0) if logprobs else None

@@ -20,7 +20,9 @@ _ROLES = frozenset({"system", "developer"})
 
 
 def encoder_without_lines(encoder: ChatEncoder, prefixes: tuple[str, ...]) -> ChatEncoder:
-    """Return ``encoder`` as one that removes lines of system messages with certain prefixes."""
+    """Return an encoder that removes lines with these prefixes from system messages, and then calls
+    ``encoder``.
+    """
 
     def encode(messages: Sequence[ChatMessage], **options: Any) -> ChatPrompt:
         return encoder(without_lines(messages, prefixes), **options)

@@ -39,7 +39,7 @@ class FunctionBody(StrictObject, frozen=True, kw_only=True):
 
 
 def not_among(where: str, name: str) -> ApiError:
-    """Return the error for the name of a tool that a request has not."""
+    """Return the error for a tool name that the request does not define."""
     return invalid(where, f"{where} names {name[:40]!r}, which is not in tools")
 
 

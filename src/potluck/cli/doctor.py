@@ -54,10 +54,9 @@ def doctor(json: JsonOption = False, wait: WaitOption = False, state: StateOptio
 
     cache_path = default_cache_path(os.environ)
     num_threads = settings().threads
-    wait_seconds = None if wait else seconds_to_wait()
     case, names = gather(
         THIS_MACHINE,
-        lambda: probed(num_threads=num_threads, wait_seconds=wait_seconds),
+        lambda: probed(num_threads=num_threads, wait_seconds=None if wait else seconds_to_wait()),
         BACKENDS,
         cache_root=None if cache_path is None else cache_path.parent,
         state=state,

@@ -78,13 +78,15 @@ def opened_model(
     The settings apply where the options ``threads``, ``backend``, ``allow_software`` and
     ``arithmetic`` are not given.
     """
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-
     from potluck.cli.options import resolve_arithmetic, resolve_backend, settings
-    from potluck.local import Model
 
     chosen = settings()
     backend, arithmetic = resolve_backend(backend), resolve_arithmetic(arithmetic)
+
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+
+    from potluck.local import Model
+
     bar = progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),

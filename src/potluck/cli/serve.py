@@ -110,9 +110,9 @@ def _with_options_of(
     """Give ``function`` the parameters of ``commands``, from which Typer makes its options."""
     parameters: dict[str, inspect.Parameter] = {}
     for command in commands:
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        for name, parameter in inspect.signature(command).parameters.items():
             if name not in _NOT_OF_SERVE | _OF_BOTH:
-                parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                parameters[name] = parameter
     declare_parameters(function, list(parameters.values()))
 
 

@@ -271,8 +271,14 @@ def up(**options: Any) -> None:
     run_agent(**options)
 
 
-_RUN_PARAMETERS = inspect.signature(run_agent, eval_str=True).parameters
-declare_parameters(up, [each for each in _RUN_PARAMETERS.values() if each.name != "task"])
+declare_parameters(
+    up,
+    [
+        each
+        for each in inspect.signature(run_agent, eval_str=True).parameters.values()
+        if each.name != "task"
+    ],
+)
 
 
 async def _run(

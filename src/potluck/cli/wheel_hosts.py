@@ -63,15 +63,14 @@ def chosen_hosts(
     names: Sequence[str] | None, python: str, cluster: StateDirectory | None
 ) -> tuple[list[Host], list[SilentNode]]:
     """Return the hosts of ``cluster``, or those of ``--host``, by default this one; and the nodes
-    without one.
+    that did not describe theirs.
 
     ``python`` is the value of ``--python``. Raises ``UsageError``.
     """
-    hosts, silent = [_named_host(each) for each in names or ()], list[SilentNode]()
     if cluster is not None:
         hosts, silent = gather_hosts(cluster)
-    elif not hosts:
-        hosts = [_this_host()]
+    else:
+        hosts, silent = [_named_host(each) for each in names or ()] or [_this_host()], []
     if python:
         chosen = _chosen_python(python)
         hosts = [replace(each, python=chosen) for each in hosts]

@@ -41,7 +41,7 @@ def build_byte_level(
 def build_ranked(ids: Mapping[str, int], pre_tokenizer: BytePreTokenizer) -> tokenizers.Tokenizer:
     """Build a byte-level BPE model whose merges follow from the order of ids, as in tiktoken.
 
-    With ``ignores_merges``, a word that is a token becomes that token; in other words, the
+    With ``ignores_merges``, a word that is a token becomes that token. In any other word, the
     neighbours whose joined bytes have the lowest id are merged first.
     """
     scores = {piece: -float(token) for piece, token in ids.items()}

@@ -41,7 +41,7 @@ class ModelDirectory:
 def read_vocabulary(path: Path, kind: str = "tokenizer file") -> bytes:
     """Return the contents of a file with a vocabulary.
 
-    Raises ``ModelFileError``, which calls it a ``kind``, if it is too large.
+    Raises ``ModelFileError``, whose message calls the file a ``kind``, if it is too large.
     """
     size = path.stat().st_size
     if size > MAX_VOCABULARY_BYTES:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from potluck.errors import ModelFileError
+from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.bpe import build_ranked
 from potluck.text.model_directory import read_vocabulary
 from potluck.text.pieces import byte_level
@@ -88,11 +88,13 @@ def read_tekken(path: Path) -> Tekken:
 def build_model(tekken: Tekken) -> tokenizers.Tokenizer:
     """Return the library's tokenizer, without special tokens.
 
-    Raises ``ValueError`` for an invalid pattern.
+    Raises ``ValueError`` for an invalid pattern, and ``UnsupportedModelError``.
     """
     words = BytePreTokenizer(splits=(tekken.pattern,), ignores_merges=True)
     try:
         return build_ranked(tekken.piece_ids(), words)
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # the library raises no more specific exception
         raise ValueError(f"the library rejects it: {error}") from error
 

@@ -66,7 +66,7 @@ def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
 
 def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
     """Return what tiktoken.model defines about single tokens, and one more than its largest id."""
-    _tiktoken_class(files)
+    _tiktoken_pre_tokenizer(files)
     pieces = PieceList(tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE))
     parts = TokenParts(model=pieces, added={}, notation=Notation.BYTE_LEVEL)
     return parts, pieces.size
@@ -74,7 +74,7 @@ def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
 
 def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
     """Return the vocabulary in tiktoken.model."""
-    pre_tokenizer = _tiktoken_class(files)
+    pre_tokenizer = _tiktoken_pre_tokenizer(files)
     pieces = tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE)
     return VocabularyParts(
         model=build_ranked(pieces, pre_tokenizer),
@@ -83,7 +83,7 @@ def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
     )
 
 
-def _tiktoken_class(files: ModelDirectory) -> BytePreTokenizer:
+def _tiktoken_pre_tokenizer(files: ModelDirectory) -> BytePreTokenizer:
     """Return the pre-tokenizer of a tiktoken.model, which only its class determines."""
     return pre_tokenizer_of(files, tiktoken.KNOWN_CLASSES, f"a {tiktoken.TIKTOKEN_FILE}")
 
@@ -93,7 +93,8 @@ def pre_tokenizer_of(
 ) -> BytePreTokenizer:
     """Return the pre-tokenizer that ``classes`` name for the class of a tokenizer.
 
-    Raises ``UnsupportedModelError`` for another class, which calls its files ``vocabulary``.
+    Raises ``UnsupportedModelError``, in which ``vocabulary`` describes the files, for any other
+    class.
     """
     tokenizer_class = files.config.get("tokenizer_class")
     name = classes.get(str(tokenizer_class))

@@ -16,7 +16,7 @@ from support.text.token_lists import list_tokens
 from tokenizers import Regex
 from tokenizers import pre_tokenizers as pre
 
-from potluck.errors import ModelFileError
+from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text import model_directory
 from potluck.text.chat import prompt_chat
 from potluck.text.hugging_face import load_chat_template, load_token_list, load_tokenizer
@@ -188,6 +188,13 @@ CONFIG = document()["config"]
 def test_damaged_files_are_told(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ModelFileError):
         load_tokenizer(write(tmp_path, document(**changes)))
+
+
+def test_a_piece_that_is_too_long_is_not_supported(tmp_path: Path) -> None:
+    tokens = document()["vocab"]
+    tokens[300]["token_bytes"] = base64.b64encode(b"a" * 1025).decode()
+    with pytest.raises(UnsupportedModelError, match="a piece of 1025 characters"):
+        load_tokenizer(write(tmp_path, document(vocab=tokens)))
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,7 @@ class GemmaCalls:
         if not (yield from self._value(stream, stream.argue, _MAX_DEPTH)):
             return False
         stream.end_call()
-        if (yield from stream.after_space(self.close)):
-            stream.drop_held()
+        yield from stream.drop_marks((self.close,))
         return True
 
     def _value(self, stream: CallStream, take: Callable[[str], None], depth: int) -> Steps[bool]:

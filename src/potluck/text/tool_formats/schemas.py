@@ -10,7 +10,6 @@ from potluck.errors import ParameterError
 from potluck.grammars.build import json_schema, lark_pattern
 from potluck.text.tool_formats.stream import CallStream
 from potluck.text.tool_formats.syntax import TEXT, LarkSource, either
-from potluck.types.text import Tool
 
 Schema = Mapping[str, object]
 
@@ -30,11 +29,6 @@ _ANNOTATIONS = frozenset(
 """Keywords that do not constrain values. ``format`` is one of them since draft 2019-09."""
 
 
-def properties_of(tool: Tool) -> dict[str, Schema]:
-    """Return the schemas of the arguments of ``tool``, by name."""
-    return _properties(tool.parameters)
-
-
 def members_of(schema: Schema, where: str) -> Iterator[tuple[str, Schema, bool]]:
     """Yield the name and the schema of each property of an object, and whether it is required.
 
@@ -42,7 +36,7 @@ def members_of(schema: Schema, where: str) -> Iterator[tuple[str, Schema, bool]]
     """
     require_only(schema, _OBJECT_KEYWORDS, where)
     required = schema.get("required")
-    for key, value in _properties(schema).items():
+    for key, value in properties_of(schema).items():
         yield key, value, isinstance(required, Sequence) and key in required
 
 
@@ -51,7 +45,8 @@ def definitions_of(schema: Schema) -> Schema:
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
-def _properties(schema: Schema) -> dict[str, Schema]:
+def properties_of(schema: Schema) -> dict[str, Schema]:
+    """Return the schemas of the properties of an object, by name."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}

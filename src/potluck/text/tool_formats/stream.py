@@ -413,14 +413,14 @@ class CallStream(TextReader):
 
         Return whether there is a call, and all are well-formed.
         """
-        is_first = True
-        while not opening or (yield from self.after_space(opening)):
+        if not opening:
+            return (yield from read_call())
+        has_call = False
+        while (yield from self.after_space(opening)):
             if not (yield from read_call()):
                 return False
-            if not opening:
-                return True
-            is_first = False
-        return not is_first
+            has_call = True
+        return has_call
 
     def drop_marks(self, marks: Sequence[str]) -> Steps[None]:
         """Drop each of ``marks`` that follows, in order, with the held text before it."""

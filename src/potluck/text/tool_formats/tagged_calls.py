@@ -97,7 +97,7 @@ class TaggedCalls:
             return False
         stream.begin_call(name)
         stream.argue("{")
-        properties = properties_of(tool)
+        properties = properties_of(tool.parameters)
         is_first = True
         while (yield from stream.after_space(self.parameter_opening)):
             if not (yield from self._read_parameter(stream, properties, tool, is_first=is_first)):

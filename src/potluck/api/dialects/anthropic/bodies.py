@@ -155,7 +155,7 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _checked_block(block: dict[str, Any], where: str) -> dict[str, Any]:
-    check_type(block, where.removesuffix("."), variants(Block))
+    check_type(block, where, variants(Block))
     return block
 
 

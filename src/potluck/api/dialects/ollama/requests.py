@@ -102,7 +102,6 @@ class _Common(TypedDict):
 def _common(body: CommonBody, model: ServedModel) -> _Common:
     options = body.options or _NO_OPTIONS
     _check_options(options, model)
-    top_logprobs = num_top_logprobs(body.logprobs, body.top_logprobs)
     stop = options.stop
     limit = options.num_predict
     return _Common(
@@ -110,7 +109,7 @@ def _common(body: CommonBody, model: ServedModel) -> _Common:
         seed=options.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         max_new_tokens=None if limit is None or limit < 1 else limit,
-        top_logprobs=top_logprobs,
+        top_logprobs=num_top_logprobs(body.logprobs, body.top_logprobs),
         grammar=_grammar(body.format),
     )
 
@@ -158,7 +157,7 @@ def _grammar(format_: str | dict[str, Any] | None) -> str | None:
 
 
 def _messages(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Return the messages. Results without an id are matched to calls with the prompt
+    """Return the messages. Tool results without an id are matched to calls when the prompt is built
     (``potluck.text.template_gaps``).
     """
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]

@@ -227,7 +227,7 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
     drop_inert_fields_of(document, "reasoning", REASONING)
     prediction = document.get("prediction")
     if isinstance(prediction, dict):
-        change_items(prediction, "content", _plain_part, "prediction.")
+        change_items(prediction, "content", _plain_part, "prediction")
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
         check_type(choice, "tool_choice", variants(ToolChoice))
@@ -246,12 +246,14 @@ def plain_chat(document: dict[str, Any]) -> dict[str, Any]:
 
     Raise ``ApiError`` that names the type of a tool that is not a function.
     """
-    tools = document.get("tools")
-    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, dict):
-            check_type(tool, f"tools[{index}]", ("function",))
+    change_items(document, "tools", _function_tool)
     change_items(document, "messages", _plain_message)
     return document
+
+
+def _function_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    check_type(tool, where, ("function",))
+    return tool
 
 
 def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -262,7 +264,7 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _plain_part(part: dict[str, Any], where: str) -> dict[str, Any]:
-    check_type(part, where.removesuffix("."), ("text",))
+    check_type(part, where, ("text",))
     return drop_inert_fields(part, PART, where)
 
 

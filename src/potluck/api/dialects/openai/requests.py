@@ -252,7 +252,7 @@ def _response_format(response_format: ResponseFormat) -> str | None:
 
 
 def _constraints(outputs: StructuredOutputs, where: str) -> dict[str, str]:
-    """Return the grammars that are set, by their fields, whose names begin with ``where``."""
+    """Return the grammars of the fields that are set, by field name; ``where`` is their prefix."""
     found: dict[str, str] = {}
     if outputs.json is not None:
         found[f"{where}json"] = schema_grammar(outputs.json, f"{where}json")

@@ -27,6 +27,7 @@ from potluck.api.ignored_fields import (
     OBJECT,
     IgnoredField,
     InertFields,
+    change_items,
     drop_inert_fields,
     drop_inert_fields_of,
 )
@@ -383,13 +384,7 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
     """Parse a request for a response. Raises ``ApiError`` that names the invalid field."""
     document = drop_inert_fields(parse_object(body), _OTHERS, "")
     drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
-    items = document.get("input")
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict):
-            if "type" not in item:
-                is_reference = "id" in item and "role" not in item
-                item["type"] = "item_reference" if is_reference else "message"
-            check_type(item, f"input[{index}]", variants(Item))
+    change_items(document, "input", _typed_item)
     _drop_inert_fields_of_tools(document, "", AnyTool)
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
@@ -406,6 +401,14 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
     return read
 
 
+def _typed_item(item: dict[str, Any], where: str) -> dict[str, Any]:
+    if "type" not in item:
+        is_reference = "id" in item and "role" not in item
+        item["type"] = "item_reference" if is_reference else "message"
+    check_type(item, where, variants(Item))
+    return item
+
+
 def _drop_inert_fields_of_tools(document: dict[str, Any], where: str, kind: type[AnyTool]) -> None:
     """Check the types of ``tools``, and remove their dates and their fields without effect."""
     tools = document.get("tools")
@@ -418,7 +421,7 @@ def _drop_inert_fields_of_tools(document: dict[str, Any], where: str, kind: type
         tool = {**each, "type": _DATE.sub("", each["type"])}
         check_type(tool, at, variants(kind))
         if tool["type"] in variants(NameableTool):
-            tool = drop_inert_fields(tool, _NAMED_TOOL, f"{at}.")
+            tool = drop_inert_fields(tool, _NAMED_TOOL, at)
         elif tool["type"] == "namespace":
             _drop_inert_fields_of_tools(tool, f"{at}.", NameableTool)
         tools[index] = tool
