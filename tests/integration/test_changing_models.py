@@ -25,6 +25,7 @@ from potluck.local.loading import find_unit, load_stages, plan_load
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.program import Shard
 
 NODE = NodeId("a" * 16)
 
@@ -147,8 +148,7 @@ class Channel:
             num_stages=1,
             unit_id=UnitId("cpu/native"),
             model=str(model),
-            start_layer=0,
-            end_layer=12,
+            shard=Shard.whole(12),
             context_tokens=64,
             num_blocks=4,
             max_step_tokens=64,
@@ -157,8 +157,6 @@ class Channel:
             is_mapped=False,
             num_bytes=1,
             device_bytes=0,
-            has_embedding=True,
-            has_head=True,
             arithmetic=Arithmetic.EXACT,
         )
         identity = Credentials(

@@ -228,14 +228,18 @@ def test_a_stage_without_layers_reads_what_it_is_said_to(
     on_disk = describe_model(str(path))
     num_layers = on_disk.config.num_layers
     layer = 0 if end == "embedding" else num_layers
+    shard = Shard(
+        start_layer=layer,
+        end_layer=layer,
+        num_layers=num_layers,
+        has_embedding=end == "embedding",
+        has_head=end == "head",
+    )
     spec = msgspec.structs.replace(
         stage_specs([], epoch(1))[0],
         num_stages=2,
         index=0 if end == "embedding" else 1,
-        has_embedding=end == "embedding",
-        has_head=end == "head",
-        start_layer=layer,
-        end_layer=layer,
+        shard=shard,
         files=StageFiles(manifest=manifest, job="j"),
         model=str(path),
     )
@@ -252,13 +256,6 @@ def test_a_stage_without_layers_reads_what_it_is_said_to(
     )
     share = load_for(load, RecordingLoadListener(), opener=folder)
     share.stage.engine.close()
-    shard = Shard(
-        start_layer=layer,
-        end_layer=layer,
-        num_layers=num_layers,
-        has_embedding=spec.has_embedding,
-        has_head=spec.has_head,
-    )
     (needs,) = stage_needs(on_disk, manifest, [shard])
     allowed = [*needs, *text_needs(on_disk, manifest)]
     for sha256, start, stop in folder.reads:

@@ -178,7 +178,8 @@ def test_stages_of_one_model_have_one_shape_those_without_layers_too(tmp_path: P
                 msgspec.structs.replace(spec, quantization=Quantization.Q4_K)
                 for spec in stage_specs([0, 1, NUM_LAYERS], epoch(1))
             ]
-            assert [spec.start_layer == spec.end_layer for spec in specs] == [1, 0, 0, 1]
+            shards = [spec.shard for spec in specs]
+            assert [each.start_layer == each.end_layer for each in shards] == [1, 0, 0, 1]
             loaded = await asyncio.gather(*map(ours.start, specs))
             assert {each.model_shape for each in loaded} == {
                 model_shape(describe_model("demo").config, "q4_k", Arithmetic.EXACT)

@@ -28,6 +28,7 @@ from potluck.kernels import runner
 from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.groups import GroupPart
+from potluck.types.program import Shard
 from potluck.types.ranges import RANGES, require_number
 from potluck.types.sampling import validate_sampling
 from potluck.types.sequence import SequenceRequest
@@ -241,6 +242,8 @@ def values_of(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values_of, kind.types))
         case inspect.DataclassType(cls=cls) if cls is GroupPart:
             return group_parts()
+        case inspect.DataclassType(cls=cls) if cls is Shard:
+            return shards()
         case inspect.StructType() | inspect.DataclassType():
             fields = {each.name: values_of(each.type) for each in kind.fields}
             return st.builds(kind.cls, **fields)
@@ -260,6 +263,21 @@ def group_parts(draw: st.DrawFn) -> GroupPart:
     return GroupPart(member=draw(st.integers(0, len(shares) - 1)), shares=tuple(shares))
 
 
+@st.composite
+def shards(draw: st.DrawFn) -> Shard:
+    """Any layers of a model that there can be."""
+    layers = st.integers(0, 2**63)
+    start, end, num_layers = sorted(draw(st.tuples(layers, layers, layers)))
+    return Shard(
+        start_layer=start,
+        end_layer=end,
+        num_layers=num_layers,
+        has_embedding=draw(st.booleans()),
+        has_head=draw(st.booleans()),
+        part=draw(st.none() | group_parts()),
+    )
+
+
 @pytest.mark.parametrize(
     "part", [{"member": 0, "shares": []}, {"member": 2, "shares": [1, 1]}, {"member": -1}]
 )
@@ -267,6 +285,13 @@ def test_a_part_that_no_group_has_is_a_malformed_message(part: dict[str, object]
     payload = calls.encode(part)
     with pytest.raises(CallError, match="a malformed message"):
         calls.decode(payload, GroupPart)
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 0), (2, 1), (0, 5)])
+def test_layers_that_no_model_has_are_a_malformed_message(start: int, end: int) -> None:
+    payload = calls.encode({"start_layer": start, "end_layer": end, "num_layers": 4})
+    with pytest.raises(CallError, match="a malformed message"):
+        calls.decode(payload, Shard)
 
 
 WIRE_TYPES = [

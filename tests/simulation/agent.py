@@ -219,7 +219,8 @@ class ToyAttempt(Attempt):
             return None
         planned = self._planned_model(stages, self.size, held, needs_room=False)
         kept = {
-            (each.node_id, each.stage.start_layer, each.stage.end_layer) for each in planned.kept
+            (each.node_id, each.stage.shard.start_layer, each.stage.shard.end_layer)
+            for each in planned.kept
         }
         fits = all(
             stage.num_bytes <= reports[stage.node_id].usable_bytes

@@ -179,7 +179,7 @@ class Worker:
     def run(self, frame: Frame) -> tuple[Frame, tuple[SampledToken, ...]]:
         """Compute a step: what the next stage is sent, and what the last one samples."""
         spoilt, spoilt_parts = frame.spoilt, set(frame.spoilt_parts)
-        if frame.layer != self.spec.start_layer:
+        if frame.layer != self.spec.shard.start_layer:
             spoilt = _SPOILT
         for copy in frame.step.copies:
             for offset in range(KV_BLOCK_TOKENS):
@@ -205,7 +205,7 @@ class Worker:
         passed_on = replace(
             frame,
             index=self.following_index(frame.index),
-            layer=self.spec.end_layer,
+            layer=self.spec.shard.end_layer,
             spoilt=spoilt,
             spoilt_parts=frozenset(spoilt_parts),
         )
@@ -287,15 +287,13 @@ def _holding(spec: StageSpec) -> Holding:
     return (
         spec.deployment,
         spec.unit_id,
-        spec.start_layer,
-        spec.end_layer,
+        spec.shard,
         spec.context_tokens,
         spec.num_blocks,
         spec.num_states,
         spec.quantization,
         spec.is_mapped,
         spec.arithmetic,
-        spec.part,
     )
 
 
@@ -464,7 +462,7 @@ class StageHost:
             return
         self._pass_on(worker, frame)
         worker.is_busy = True
-        layers = worker.spec.end_layer - worker.spec.start_layer
+        layers = worker.spec.shard.end_layer - worker.spec.shard.start_layer
         self._network.loop.call_later(
             layers * STEP_SECONDS_PER_LAYER * self.slowness,
             self._process.run,
@@ -563,11 +561,11 @@ class StageHost:
         worker = Worker(number=number, spec=spec, requested_epoch=spec.epoch)
         self.workers.append(worker)
         try:
-            layers = spec.end_layer - spec.start_layer
+            layers = spec.shard.end_layer - spec.shard.start_layer
             for done in range(layers):
                 yield Progress(done_bytes=done, total_bytes=layers)
                 if spec.files is not None and self._get_chunk is not None:
-                    await self._get_chunk(spec.deployment, spec.start_layer + done)
+                    await self._get_chunk(spec.deployment, spec.shard.start_layer + done)
                 await asyncio.sleep(LOAD_SECONDS_PER_LAYER)
                 if worker.is_ended or self.cannot_load:
                     raise CallError("the worker ended while it loaded")
@@ -594,7 +592,7 @@ class StageHost:
         if worker.member == 0:
             worker.preceding = connect.preceding.node_id
             worker.following = connect.following.node_id
-        worker.is_last = worker.spec.end_layer == NUM_LAYERS
+        worker.is_last = worker.spec.shard.end_layer == NUM_LAYERS
         worker.next_step = 0
         worker.queue.clear()
         worker.slices.clear()
@@ -687,7 +685,7 @@ def _taken(frame: Frame, process: Any) -> None:
 
 
 def _identity(stage: HeldStage) -> Holding:
-    return (stage.unit_id, stage.start_layer, stage.end_layer, stage.num_blocks, stage.part)
+    return (stage.unit_id, stage.shard, stage.num_blocks)
 
 
 def _loaded(worker: Worker, *, is_kept: bool) -> Loaded:

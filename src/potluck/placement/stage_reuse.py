@@ -45,26 +45,7 @@ class Holding:
 
     def is_stage(self, unit: NodeUnitId, shard: Shard, size: StageSize) -> bool:
         """Return whether it is the stage of a plan with this shard and size on this unit."""
-        held = self.stage
-        return (
-            self.unit == unit
-            and (held.start_layer, held.end_layer) == (shard.start_layer, shard.end_layer)
-            and (held.has_embedding, held.has_head) == (shard.has_embedding, shard.has_head)
-            and held.part == shard.part
-            and is_of_size(held, size)
-        )
-
-
-def _items(stage: HeldStage, num_layers: int) -> Items:
-    return items_of(
-        Shard(
-            start_layer=stage.start_layer,
-            end_layer=stage.end_layer,
-            num_layers=num_layers,
-            has_embedding=stage.has_embedding,
-            has_head=stage.has_head,
-        )
-    )
+        return self.unit == unit and self.stage.shard == shard and is_of_size(self.stage, size)
 
 
 def is_of_size(stage: HeldStage, size: StageSize) -> bool:
@@ -89,21 +70,23 @@ def kept(
 ) -> tuple[Holding, ...]:
     """Return the non-overlapping holdings that cover most of the model, in its order.
 
-    Weighted interval scheduling (Kleinberg and Tardos, Algorithm Design, section 6.1). If there are
-    several holders of the same layers, the one whose node, unit and layers are ``in_use`` is
-    preferred to a spare. The members of a group, which follow one another, are kept together or not
-    at all.
+    Weighted interval scheduling (Kleinberg and Tardos, Algorithm Design, section 6.1). Stages of a
+    model with another number of layers are left out. If there are several holders of the same
+    layers, the one whose node, unit and layers are ``in_use`` is preferred to a spare. The members
+    of a group, which follow one another, are kept together or not at all.
     """
 
     def rank(holding: Holding) -> tuple[bool, Epoch, NodeUnitId]:
         stage = holding.stage
-        is_used = (*holding.unit, stage.start_layer, stage.end_layer) in in_use
+        is_used = (*holding.unit, stage.shard.start_layer, stage.shard.end_layer) in in_use
         return is_used, stage.epoch, holding.unit
 
     by_end = sorted(
         (
-            (_items(members[0].stage, num_layers), members)
-            for members in _whole_groups(holdings, rank)
+            (items_of(members[0].stage.shard), members)
+            for members in _whole_groups(
+                (each for each in holdings if each.stage.shard.num_layers == num_layers), rank
+            )
         ),
         key=lambda pair: (pair[0].end, pair[0].start, min(map(rank, pair[1]))),
     )
@@ -127,35 +110,31 @@ def _whole_groups(
     If there are several holders of one part, it is the one of the highest rank whose unit has no
     other part.
     """
-    groups: dict[HeldStage, list[Holding]] = {}
+    groups: dict[tuple[HeldStage, tuple[int, ...]], list[Holding]] = {}
     for each in sorted(holdings, key=rank, reverse=True):
-        part = each.stage.part
-        if part is None:
+        shard = each.stage.shard
+        if shard.part is None:
             yield (each,)
         else:
-            leading = replace(part, member=0)
             common = msgspec.structs.replace(
                 each.stage,
                 epoch=_NO_EPOCH,
                 unit_id=UnitId(""),
-                part=leading,
+                shard=replace(shard, part=None),
                 num_bytes=0,
                 device_bytes=0,
                 is_mapped=False,
             )
-            groups.setdefault(common, []).append(each)
-    for common, held in groups.items():
+            groups.setdefault((common, shard.part.shares), []).append(each)
+    for (common, shares), held in groups.items():
         members: list[Holding] = []
-        for member in range(len(common.part.shares) if common.part is not None else 0):
+        shards = common.shard.divided(shares)
+        for shard in shards:
             units = {each.unit for each in members}
             members += [
-                each
-                for each in held
-                if each.stage.part is not None
-                and each.stage.part.member == member
-                and each.unit not in units
+                each for each in held if each.stage.shard == shard and each.unit not in units
             ][:1]
-        if common.part is not None and len(members) == len(common.part.shares):
+        if len(members) == len(shards):
             yield tuple(members)
 
 
@@ -202,7 +181,7 @@ def keep_and_fill(
     left = {offer.unit: offer for offer in offers}
     position = 0
     for holding in (*holdings, None):
-        part = None if holding is None else _items(holding.stage, num_layers)
+        part = None if holding is None else items_of(holding.stage.shard)
         gap = Items(start=position, end=num_layers + 2 if part is None else part.start)
         if gap.start < gap.end:
             filling = (fill or fill_by_memory)(
@@ -228,9 +207,7 @@ def keep_and_fill(
                 PlacedStage(
                     node_id=holding.node_id,
                     unit_id=holding.stage.unit_id,
-                    shard=replace(
-                        shard_of(part.start, part.end, num_layers), part=holding.stage.part
-                    ),
+                    shard=holding.stage.shard,
                     num_bytes=holding.stage.num_bytes + holding.stage.device_bytes,
                     is_mapped=holding.stage.is_mapped,
                 )

@@ -45,7 +45,15 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 _D = TypeVar("_D", bound=Document)
 
 
-def document_of(kind: type[_D], value: object, **fields: Any) -> _D:
-    """Return a document with ``fields``, and with the attributes of ``value`` as the others."""
-    others = (name for name in kind.__struct_fields__ if name not in fields)
-    return kind(**{name: getattr(value, name) for name in others if hasattr(value, name)}, **fields)
+def document_of(kind: type[_D], *values: object, **fields: Any) -> _D:
+    """Return a document with ``fields``, and with the attributes of ``values`` as the others.
+
+    An attribute that several values have is that of the first.
+    """
+    for value in values:
+        fields |= {
+            name: getattr(value, name)
+            for name in kind.__struct_fields__
+            if name not in fields and hasattr(value, name)
+        }
+    return kind(**fields)

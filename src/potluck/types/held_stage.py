@@ -9,7 +9,7 @@ import msgspec
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
-from potluck.types.groups import GroupPart
+from potluck.types.program import Shard
 
 MAX_BYTES = 2**60
 """More memory than any machine has, and small enough that sums do not overflow an int64."""
@@ -22,17 +22,13 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded stage held by a worker, in use at ``epoch`` or left over from it.
 
     ``num_bytes`` is its planned use of the machine's memory, and ``device_bytes`` that of the
-    unit's own memory. The first stage has the embedding, the last one the head. With ``part`` it is
-    a group member's part. A later plan keeps the stage if its other fields are the same.
+    unit's own memory. A later plan keeps the stage if its other fields are the same.
     """
 
     deployment: DeploymentId
     epoch: Epoch
     unit_id: UnitId
-    start_layer: int
-    end_layer: int
-    has_embedding: bool
-    has_head: bool
+    shard: Shard
     context_tokens: int
     num_blocks: int
     quantization: Quantization
@@ -41,7 +37,6 @@ class HeldStage(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: ReportedBytes
     device_bytes: ReportedBytes
     num_states: int = 0
-    part: GroupPart | None = None
 
     def is_same_holding(self, other: HeldStage) -> bool:
         """Return whether both are the same stage, regardless of epochs and planned memory."""

@@ -36,6 +36,7 @@ from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import Trial
 from potluck.types.node import CPU_UNIT
+from potluck.types.program import Shard
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SampledToken,
@@ -79,8 +80,13 @@ def stage_specs(
             num_stages=len(starts),
             unit_id=unit_id,
             model="demo",
-            start_layer=start,
-            end_layer=end,
+            shard=Shard(
+                start_layer=start,
+                end_layer=end,
+                num_layers=NUM_LAYERS,
+                has_embedding=start == 0,
+                has_head=end == NUM_LAYERS,
+            ),
             context_tokens=CONTEXT_TOKENS,
             num_blocks=32,
             max_step_tokens=64,
@@ -89,8 +95,6 @@ def stage_specs(
             is_mapped=is_mapped,
             num_bytes=10_000_000,
             device_bytes=0,
-            has_embedding=start == 0,
-            has_head=end == NUM_LAYERS,
             arithmetic=Arithmetic.EXACT,
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))

@@ -150,8 +150,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         num_stages=3,
         unit_id=UnitId("cpu/native"),
         model=str(tmp_path),
-        start_layer=1,
-        end_layer=2,
+        shard=shard,
         context_tokens=size.context_tokens,
         num_blocks=size.num_blocks,
         max_step_tokens=size.max_step_tokens,
@@ -160,8 +159,6 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(
         is_mapped=False,
         num_bytes=memory.total_bytes,
         device_bytes=0,
-        has_embedding=False,
-        has_head=False,
         arithmetic=Arithmetic.EXACT,
     )
     load = Load(

@@ -31,6 +31,7 @@ from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import UnitReport
 from potluck.types.placement import ModelCost, UnitOffer
+from potluck.types.program import Shard
 
 NUM_LAYERS = 8
 LAYER, EMBEDDING, HEAD, FIXED = 100, 30, 20, 7
@@ -50,17 +51,19 @@ NODES = [NodeId(name) for name in "abcd"]
 
 
 def held(node: NodeId, start: int, end: int, *, epoch: int = 1, num_blocks: int = 4) -> Holding:
-    has_embedding, has_head = start == 0, end == NUM_LAYERS
     return Holding(
         node_id=node,
         stage=HeldStage(
             deployment=DeploymentId("d"),
             epoch=Epoch(number=epoch, coordinator=NODES[0]),
             unit_id=UNIT,
-            start_layer=start,
-            end_layer=end,
-            has_embedding=has_embedding,
-            has_head=has_head,
+            shard=Shard(
+                start_layer=start,
+                end_layer=end,
+                num_layers=NUM_LAYERS,
+                has_embedding=start == 0,
+                has_head=end == NUM_LAYERS,
+            ),
             context_tokens=64,
             num_blocks=num_blocks,
             quantization=Quantization.NONE,
@@ -118,10 +121,7 @@ def test_a_plan_around_what_is_held_is_a_whole_model(
         (stage.node_id, stage.shard.start_layer, stage.shard.end_layer, stage.num_bytes)
         for stage in plan.stages
     ]
-    kept_stages = [
-        (each.node_id, each.stage.start_layer, each.stage.end_layer, each.stage.num_bytes)
-        for each in keeping
-    ]
+    kept_stages = [(each.node_id, *_span(each), each.stage.num_bytes) for each in keeping]
     assert Counter(planned) >= Counter(kept_stages), "what is kept is as it was"
     taken = Counter[NodeId]()
     for node, start, end, num_bytes in (Counter(planned) - Counter(kept_stages)).elements():
@@ -149,7 +149,7 @@ def test_a_gap_is_filled_without_cutting_what_belongs_together(
 @given(holdings())
 def test_what_is_kept_overlaps_nowhere_and_is_as_much_as_possible(some: list[Holding]) -> None:
     keeping = kept(some, NUM_LAYERS)
-    spans = [(each.stage.start_layer, each.stage.end_layer) for each in keeping]
+    spans = [_span(each) for each in keeping]
     assert spans == sorted(spans)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     assert sum(map(_weight, spans)) == _most([_span(each) for each in some])
@@ -165,8 +165,16 @@ def test_the_order_of_reports_changes_nothing(some: list[Holding], draws: object
     ]
 
 
+def test_what_is_held_of_a_model_with_other_layers_is_not_kept() -> None:
+    first, rest = held(NODES[0], 0, 5), held(NODES[1], 5, NUM_LAYERS)
+    shard = replace(first.stage.shard, num_layers=NUM_LAYERS + 1)
+    strange = replace(first, stage=msgspec.structs.replace(first.stage, shard=shard))
+    assert kept([first, rest], NUM_LAYERS) == (first, rest)
+    assert kept([strange, rest], NUM_LAYERS) == (rest,)
+
+
 def _span(holding: Holding) -> tuple[int, int]:
-    return holding.stage.start_layer, holding.stage.end_layer
+    return holding.stage.shard.start_layer, holding.stage.shard.end_layer
 
 
 def _weight(span: tuple[int, int]) -> int:
@@ -228,7 +236,8 @@ def part_held(
 ) -> Holding:
     whole = held(node, start, end, epoch=epoch)
     part = GroupPart(member=member, shares=shares)
-    return replace(whole, stage=msgspec.structs.replace(whole.stage, part=part, unit_id=unit))
+    shard = replace(whole.stage.shard, part=part)
+    return replace(whole, stage=msgspec.structs.replace(whole.stage, shard=shard, unit_id=unit))
 
 
 def test_the_members_of_a_group_are_kept_together_and_in_order() -> None:

@@ -276,7 +276,11 @@ class MeasuredSpeeds:
         """
         now = self._clock()
         since, stage.measured_at = stage.measured_at, now
-        if stage.loaded is None or not stage.loaded.model_shape or stage.requested.part is not None:
+        if (
+            stage.loaded is None
+            or not stage.loaded.model_shape
+            or stage.requested.shard.part is not None
+        ):
             return
         news = [each for each in stats.step_times if now - each.age_seconds > since]
         unit_id = stage.requested.unit_id

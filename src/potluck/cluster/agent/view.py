@@ -96,7 +96,8 @@ def _cluster_deployment(
             if record.deployment in report.refused
         ),
         spares=tuple(
-            document_of(Spare, held, node_id=node_id) for node_id, held in _spares(record, reports)
+            document_of(Spare, held, held.shard, node_id=node_id)
+            for node_id, held in _spares(record, reports)
         ),
     )
 
@@ -133,7 +134,8 @@ def _spares(
         for held in report.held:
             if held.deployment != record.deployment:
                 continue
-            place = (report.node_id, held.unit_id, held.start_layer, held.end_layer, held.part)
+            shard = held.shard
+            place = (report.node_id, held.unit_id, shard.start_layer, shard.end_layer, shard.part)
             if used[place] > 0:
                 used[place] -= 1
             else:
@@ -221,6 +223,6 @@ def _node(report: NodeReport) -> ReadyNode:
     return document_of(
         DrainingNode if report.is_draining else ReadyNode,
         report,
-        held=tuple(document_of(NodeStage, held) for held in report.held),
+        held=tuple(document_of(NodeStage, held, held.shard) for held in report.held),
         units=tuple(document_of(UnitDocument, unit) for unit in report.units),
     )

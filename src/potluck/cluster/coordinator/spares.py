@@ -18,7 +18,6 @@ from potluck.placement.offering import offers
 from potluck.placement.stage_reuse import Holding
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
-from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
 from potluck.types.stage import StageSize
@@ -87,14 +86,10 @@ def missing_spares(
 
 def _is_of_group(one: Holding, other: Holding) -> bool:
     """Return whether both are stages of one group's members."""
-    first, second = one.stage, other.stage
+    first, second = one.stage.shard, other.stage.shard
     if first.part is None or second.part is None:
         return False
-    return (first.start_layer, first.end_layer, first.part.shares) == (
-        second.start_layer,
-        second.end_layer,
-        second.part.shares,
-    )
+    return second in first.divided(first.part.shares)
 
 
 def _holders(stage: Holding, reports: Sequence[NodeReport]) -> set[NodeId]:
@@ -104,7 +99,7 @@ def _holders(stage: Holding, reports: Sequence[NodeReport]) -> set[NodeId]:
         report.node_id
         for report in reports
         for held in report.held
-        if held.deployment == wanted.deployment and _layers(held) == _layers(wanted)
+        if held.deployment == wanted.deployment and held.shard == wanted.shard
     }
 
 
@@ -144,13 +139,3 @@ async def load_spares(
                 error.message,
             )
     return num_spares
-
-
-def _layers(stage: HeldStage) -> tuple[object, ...]:
-    return (
-        stage.start_layer,
-        stage.end_layer,
-        stage.has_embedding,
-        stage.has_head,
-        stage.part,
-    )

@@ -73,7 +73,7 @@ async def load_stages(
 
 def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSpec:
     """Return what the worker of one stage of ``record`` has to load."""
-    stage, shard = record.stages[index], record.shard(index)
+    stage = record.stages[index]
     manifest = record.status.files.manifest_for(stage.node_id)
     return StageSpec(
         deployment=record.deployment,
@@ -82,10 +82,7 @@ def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSp
         num_stages=len(record.stages),
         unit_id=stage.unit_id,
         model=record.spec.model,
-        start_layer=shard.start_layer,
-        end_layer=shard.end_layer,
-        has_embedding=shard.has_embedding,
-        has_head=shard.has_head,
+        shard=record.shard(index),
         context_tokens=size.context_tokens,
         num_blocks=size.num_blocks,
         num_states=size.num_states,
@@ -95,7 +92,6 @@ def stage_spec(record: DeploymentRecord, size: StageSize, index: int) -> StageSp
         is_mapped=bool(stage.memory.mapped),
         arithmetic=size.arithmetic,
         cache_disk_bytes=record.spec.cache_disk_bytes,
-        part=shard.part,
         num_bytes=stage.memory.host_bytes,
         device_bytes=stage.memory.device_bytes,
         files=None

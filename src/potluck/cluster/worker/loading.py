@@ -98,14 +98,8 @@ def load_for(
     started = time.monotonic()
     spec = load.spec
     description = _describe(spec, opener)
-    shard = Shard(
-        start_layer=spec.start_layer,
-        end_layer=spec.end_layer,
-        num_layers=description.config.num_layers,
-        has_embedding=spec.has_embedding,
-        has_head=spec.has_head,
-        part=spec.part,
-    )
+    # As it is now: the file may have changed since the plan was made.
+    shard = replace(spec.shard, num_layers=description.config.num_layers)
     size = StageSize(
         context_tokens=spec.context_tokens,
         num_blocks=spec.num_blocks,
@@ -145,7 +139,7 @@ def load_for(
     for line in remark_lines(report.remarks):
         _log.info("%s", line)
     view = description.files.view
-    if view is not None and spec.has_head:
+    if view is not None and shard.has_head:
         try:
             view.fetch_small_files()
         except PotluckError as error:

@@ -39,6 +39,7 @@ from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
 from potluck.types.node_names import NodeNames
 from potluck.types.placement import Prediction
+from potluck.types.program import Shard
 from potluck.types.speed import LinkSpeed
 
 A, B, C = (NodeId(letter * 16) for letter in "abc")
@@ -83,10 +84,7 @@ def held(start: int, end: int, *, deployment: DeploymentId = TALES, epoch: int =
         deployment=deployment,
         epoch=Epoch(number=epoch, coordinator=A),
         unit_id=UNIT,
-        start_layer=start,
-        end_layer=end,
-        has_embedding=start == 0,
-        has_head=False,
+        shard=Shard(start_layer=start, end_layer=end, num_layers=32, has_embedding=start == 0),
         context_tokens=64,
         num_blocks=16,
         quantization=Quantization.NONE,

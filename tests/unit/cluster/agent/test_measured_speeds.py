@@ -60,7 +60,7 @@ def tenth_of_a_core() -> UsableCores:
 def stage(model_shape: str = "shape", part: GroupPart | None = None) -> HostedStage:
     return HostedStage(
         worker=cast(Any, None),
-        requested=cast(Any, SimpleNamespace(unit_id=CPU_UNIT, part=part)),
+        requested=cast(Any, SimpleNamespace(unit_id=CPU_UNIT, shard=SimpleNamespace(part=part))),
         loaded=cast(Any, SimpleNamespace(model_shape=model_shape)),
     )
 

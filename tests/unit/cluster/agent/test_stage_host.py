@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,6 +46,7 @@ from potluck.types.backend import BackendSpec, DeviceKind
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.hardware import DetectorReport, Trial
+from potluck.types.program import Shard
 from potluck.types.unit import Fault, Interface, UnitAddress
 
 GIB = 2**30
@@ -57,8 +59,7 @@ SPEC = StageSpec(
     num_stages=1,
     unit_id=UnitId("cpu/native"),
     model="demo",
-    start_layer=0,
-    end_layer=1,
+    shard=Shard.whole(1),
     context_tokens=64,
     num_blocks=4,
     max_step_tokens=64,
@@ -67,10 +68,14 @@ SPEC = StageSpec(
     is_mapped=False,
     num_bytes=1000,
     device_bytes=0,
-    has_embedding=True,
-    has_head=True,
     arithmetic=Arithmetic.EXACT,
 )
+
+
+def layer(index: int) -> Shard:
+    return Shard(start_layer=index, end_layer=index + 1, num_layers=6, has_embedding=index == 0)
+
+
 LOADED = Loaded(host="h", port=1, memory=a_plan(), read_bytes=1, seconds=0.5, mapped_file=None)
 
 
@@ -258,7 +263,7 @@ def test_a_worker_is_kept_for_the_same_stage_of_a_higher_epoch(make_host: MakeHo
     run_in_virtual_time(run())
 
 
-MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4, has_embedding=False, has_head=False)
+MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4, shard=layer(1))
 
 
 @pytest.mark.parametrize(
@@ -266,9 +271,9 @@ MIDDLE = msgspec.structs.replace(SPEC, index=1, num_stages=4, has_embedding=Fals
     [
         ({"index": 2}, True),
         ({"num_stages": 3}, True),
-        ({"index": 0, "has_embedding": True}, False),
-        ({"index": 3, "has_head": True}, False),
-        ({"end_layer": 2}, False),
+        ({"index": 0, "shard": replace(MIDDLE.shard, has_embedding=True)}, False),
+        ({"index": 3, "shard": replace(MIDDLE.shard, has_head=True)}, False),
+        ({"shard": replace(MIDDLE.shard, end_layer=3)}, False),
         ({"num_blocks": 5}, False),
         ({"quantization": Quantization.Q8_0}, False),
         ({"is_mapped": True}, False),
@@ -291,11 +296,13 @@ def test_what_is_the_same_stage(
 def test_the_highest_epoch_that_was_connected_is_obeyed(make_host: MakeHost) -> None:
     async def run() -> None:
         host, _ = make_host()
-        other = msgspec.structs.replace(at(2), end_layer=2)
+        other = msgspec.structs.replace(at(2), shard=Shard.whole(2))
         await start(host, at(1))
         await host.connect(connecting(at(1)))
         await start(host, other)  # nothing is connected at 2 yet
-        await start(host, msgspec.structs.replace(at(1), end_layer=3, index=1, num_stages=2))
+        await start(
+            host, msgspec.structs.replace(at(1), shard=Shard.whole(3), index=1, num_stages=2)
+        )
         await host.connect(connecting(other))
         first, second, _ = FakeWorker.made
         assert first.calls[-1] == "disconnect 1"
@@ -392,23 +399,23 @@ def test_what_the_new_plan_does_not_use_is_released(make_host: MakeHost) -> None
     async def run() -> None:
         host, lost = make_host()
         stages = [
-            msgspec.structs.replace(at(1), index=index, num_stages=3, start_layer=index)
+            msgspec.structs.replace(at(1), index=index, num_stages=3, shard=layer(index))
             for index in range(3)
         ]
         for stage in stages:
             await start(host, stage)
-        later = msgspec.structs.replace(at(3), start_layer=5)
+        later = msgspec.structs.replace(at(3), shard=layer(5))
         await start(host, later)
         held = host.hosted.memory.held
-        assert [each.start_layer for each in held] == [0, 1, 2, 5]
+        assert [each.shard.start_layer for each in held] == [0, 1, 2, 5]
         keep = tuple(msgspec.structs.replace(each, num_bytes=1) for each in held[1:2])
         await host.release(ReleaseStages(deployment=D, epoch=at(2).epoch, keep=keep))
         # Of a higher epoch it is not for this one to say.
-        assert [each.start_layer for each in host.hosted.memory.held] == [1, 5]
+        assert [each.shard.start_layer for each in host.hosted.memory.held] == [1, 5]
         assert host.hosted.memory.planned_bytes == 2000
         await host.connect(connecting(later))
         await host.release(ReleaseStages(deployment=D, epoch=at(2).epoch))
-        assert [each.start_layer for each in host.hosted.memory.held] == [1, 5]
+        assert [each.shard.start_layer for each in host.hosted.memory.held] == [1, 5]
         await host.release(ReleaseStages(deployment=D, epoch=at(3).epoch))
         assert host.hosted.memory.held == ()
         assert lost == []
@@ -681,9 +688,9 @@ def test_what_is_asked_of_one_epoch_concerns_no_other(make_host: MakeHost) -> No
         host, lost = make_host()
         for spec in (
             at(2),
-            msgspec.structs.replace(at(2), index=1, start_layer=1, end_layer=2),
+            msgspec.structs.replace(at(2), index=1, shard=layer(1)),
             msgspec.structs.replace(at(2), deployment=DeploymentId("e")),
-            msgspec.structs.replace(at(2), index=2, start_layer=2, end_layer=3),
+            msgspec.structs.replace(at(2), index=2, shard=layer(2)),
         ):
             await start(host, spec)
             if spec.index < 2:  # the last one is held, and not connected

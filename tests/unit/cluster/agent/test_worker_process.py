@@ -32,6 +32,7 @@ from potluck.host.child import has_ended
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
+from potluck.types.program import Shard
 from potluck.types.unit import Fault
 
 NODE = NodeId("a" * 16)
@@ -43,8 +44,7 @@ LOAD = Load(
         num_stages=1,
         unit_id=UnitId("cpu/native"),
         model="demo",
-        start_layer=0,
-        end_layer=1,
+        shard=Shard.whole(1),
         context_tokens=64,
         num_blocks=4,
         max_step_tokens=64,
@@ -53,8 +53,6 @@ LOAD = Load(
         is_mapped=False,
         num_bytes=1,
         device_bytes=0,
-        has_embedding=True,
-        has_head=True,
         arithmetic=Arithmetic.EXACT,
     ),
     unit=native_unit(),

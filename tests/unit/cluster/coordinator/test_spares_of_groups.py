@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.cluster.calls import A, B, C, a_plan
 from support.cluster.node_reports import node_report
 
@@ -13,6 +15,7 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.groups import GroupPart
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
+from potluck.types.program import Shard
 
 
 def held(node: NodeId, part: GroupPart | None) -> SpareCandidate:
@@ -20,11 +23,7 @@ def held(node: NodeId, part: GroupPart | None) -> SpareCandidate:
         deployment=DeploymentId("d"),
         epoch=Epoch(number=1, coordinator=A),
         unit_id=CPU_UNIT,
-        start_layer=0,
-        end_layer=4,
-        has_embedding=True,
-        has_head=True,
-        part=part,
+        shard=replace(Shard.whole(4), part=part),
         context_tokens=64,
         num_blocks=4,
         quantization=Quantization.NONE,
