@@ -212,10 +212,7 @@ def _end_stuck(channel: ControlChannel, error: PotluckError) -> None:
 def _end_hung(channel: ControlChannel, what: str, limit_seconds: float) -> None:
     """Exit while one of the threads is in a call that does not return."""
     message = f"{what} took longer than {format_seconds(limit_seconds)}"
-    try:
-        channel.send(Failed(message=message, hint="", fault=Fault.HUNG.value))
-    finally:
-        os._exit(1)
+    _end_stuck(channel, UnitFaultError(Fault.HUNG.value, message))
 
 
 def _route(route: EdgeRoute) -> tuple[HandedConnections, EdgeAddress]:
