@@ -204,14 +204,8 @@ class Epochs:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case actions.MakePlan(attempt=number, without=without):
-                self.attempts.begin(number, without)
-            case actions.Claim(attempt=number, above=above, may_be_alone=may_be_alone):
-                self.attempts.claim(number, above, may_be_alone=may_be_alone)
-            case actions.Load(attempt=number, release_first=release_first):
-                self.attempts.load(number, release_first=release_first)
-            case actions.Connect(attempt=number):
-                self.attempts.connect(number)
+            case actions.MakePlan() | actions.Claim() | actions.Load() | actions.Connect():
+                self.attempts.run(action)
             case actions.Serve():
                 self._serve()
             case actions.Detach(error=error):
@@ -222,8 +216,8 @@ class Epochs:
                 self.attempts.examine(number, error)
             case actions.Pause(attempt=number, seconds=seconds):
                 self.attempts.pause(number, seconds)
-            case actions.ReportState(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
-                self._published.publish_state(reason, is_ready=is_ready, is_degraded=is_degraded)
+            case actions.ReportState(state=state, reason=reason):
+                self._published.publish_state(state, reason)
             case actions.FailDeployment(error=error):
                 if self._first is not None and not self._first.done():
                     self._first.set_exception(self._ends.with_outages(error))
