@@ -1,14 +1,17 @@
-"""Background tasks."""
+"""Background tasks, threads that nothing waits for, and waits with a time limit."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -69,3 +72,48 @@ def in_loop(loop: asyncio.AbstractEventLoop) -> Callable[[float, Callable[[], No
             loop.call_soon_threadsafe(loop.call_later, seconds, work)
 
     return post
+
+
+def on_thread(
+    work: Callable[[], _T], *, name: str, unwanted: Callable[[_T], None] = lambda result: None
+) -> asyncio.Future[_T]:
+    """Run ``work`` on a thread that nothing has to wait for, not even the end of the process.
+
+    The result goes to ``unwanted`` if the future was cancelled by then, or the loop is closed.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def succeed(result: _T) -> None:
+        if done.done():
+            unwanted(result)
+        else:
+            done.set_result(result)
+
+    def fail(error: Exception) -> None:
+        if not done.done():
+            done.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - passed on to the waiting caller
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(fail, error)
+            return
+        try:
+            loop.call_soon_threadsafe(succeed, result)
+        except RuntimeError:
+            unwanted(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event, for at most ``seconds``; return whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from potluck.cluster.background import Spawn
+from potluck.cluster.background import Spawn, is_set_within, on_thread
 from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
@@ -119,8 +119,6 @@ class _Measurement:
         listener: EdgeListener | None = None,
     ) -> None:
         self.peer = peer
-        self._loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[_Outcome] = self._loop.create_future()
         self._open_ends = open_ends
         self._leads_first = leads_first
         self._allowed = allowed
@@ -128,8 +126,10 @@ class _Measurement:
         self._changing = threading.Lock()
         self._ends: _Ends | None = None
         self._is_cut = False
-        self._deadline = self._loop.call_later(_CONNECT_SECONDS + _EXCHANGE_SECONDS, self.cut)
-        threading.Thread(target=self._run, name="measure-link", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(_CONNECT_SECONDS + _EXCHANGE_SECONDS, self.cut)
+        self.outcome = on_thread(self._run, name="measure-link")
+        self.outcome.add_done_callback(lambda _: deadline.cancel())
 
     @property
     def is_connected(self) -> bool:
@@ -148,18 +148,14 @@ class _Measurement:
         if ends is not None:
             ends[0].close()
 
-    def _run(self) -> None:
-        outcome: _Outcome | None = None
-        error: PotluckError | None = None
+    def _run(self) -> _Outcome:
         try:
-            outcome = self._measure()
-        except PotluckError as failure:
-            error = failure
-        except Exception as failure:  # noqa: BLE001 - the boundary of the thread
+            return self._measure()
+        except PotluckError:
+            raise
+        except Exception as error:
             _log.exception("could not measure the link to node %s", self.peer)
-            error = EdgeError(self.peer, f"{type(failure).__name__}: {failure}")
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._settle, outcome, error)
+            raise EdgeError(self.peer, f"{type(error).__name__}: {error}") from error
 
     def _measure(self) -> _Outcome:
         began = time.thread_time()
@@ -198,15 +194,6 @@ class _Measurement:
             self._ends = ends
             if self._is_cut:
                 raise EdgeError(self.peer, "the measurement was cancelled")
-
-    def _settle(self, outcome: _Outcome | None, error: PotluckError | None) -> None:
-        self._deadline.cancel()
-        if self.outcome.done():
-            return
-        if outcome is not None:
-            self.outcome.set_result(outcome)
-        elif error is not None:
-            self.outcome.set_exception(error)
 
 
 class Links:
@@ -322,9 +309,7 @@ class Links:
             node_id, due_at = upcoming
             wait_seconds = max(due_at - now, self._budget.wait_seconds(now))
             if wait_seconds > 0:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_seconds):
-                        await self._changed.wait()
+                await is_set_within(self._changed, wait_seconds)
                 continue
             await self._begin(node_id)
 

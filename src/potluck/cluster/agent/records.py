@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from potluck.cluster.background import Spawn
+from potluck.cluster.background import Spawn, is_set_within
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import (
     AskCoordinatorView,
@@ -194,10 +194,7 @@ class Changes:
 
     async def wait(self, seconds: float | None = None) -> None:
         """Return at the next change, or after ``seconds``."""
-        waiting = self._next
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await waiting.wait()
+        await is_set_within(self._next, seconds)
 
 
 class Records:

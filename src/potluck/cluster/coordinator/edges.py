@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from potluck.cluster.background import on_thread
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
@@ -69,7 +69,7 @@ async def open_edges(
         if is_awaited
     }
 
-    def dial(hello: Hello, stage: StageAddress) -> dict[Hello, IncomingEdge | OutgoingEdge]:
+    def dial(hello: Hello, stage: StageAddress) -> _Ends:
         end = connect_end(
             stage.address,
             credentials,
@@ -81,13 +81,13 @@ async def open_edges(
         return {hello: end}
 
     opening = [
-        _in_thread(partial(dial, hello, stage))
+        on_thread(partial(dial, hello, stage), name="open-edge", unwanted=_close_all)
         for hello, stage in ((to_first, first), (from_last, last))
         if hello not in awaited
     ]
     if awaited:
         accept = partial(listener.accept_ends, awaited, limits=limits, timeout_seconds=_SECONDS)
-        opening.append(_in_thread(accept))
+        opening.append(on_thread(accept, name="open-edge", unwanted=_close_all))
     telling = [asyncio.ensure_future(each) for each in tell_stages(listener.address)]
     try:
         await asyncio.gather(*opening, *telling)
@@ -105,38 +105,6 @@ async def open_edges(
         raise
     finally:
         listener.close()  # ends accept
-
-
-def _in_thread(open_ends: Callable[[], _Ends]) -> asyncio.Future[_Ends]:
-    """Open edges on a thread that nothing has to wait for, not even the end of the process.
-
-    If the future was cancelled, the edges are closed as soon as they are open.
-    """
-    loop = asyncio.get_running_loop()
-    opened: asyncio.Future[_Ends] = loop.create_future()
-
-    def settle(ends: _Ends, error: Exception | None) -> None:
-        if opened.cancelled():
-            _close_all(ends)
-        elif error is not None:
-            opened.set_exception(error)
-        else:
-            opened.set_result(ends)
-
-    def run() -> None:
-        ends: _Ends = {}
-        error: Exception | None = None
-        try:
-            ends = open_ends()
-        except Exception as failure:  # noqa: BLE001 - passed on to the waiting caller
-            error = failure
-        try:
-            loop.call_soon_threadsafe(settle, ends, error)
-        except RuntimeError:  # the loop is closed
-            _close_all(ends)
-
-    threading.Thread(target=run, name="open-edge", daemon=True).start()
-    return opened
 
 
 def _close_when_open(opening: asyncio.Future[_Ends]) -> None:

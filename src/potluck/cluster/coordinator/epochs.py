@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from potluck.cluster.background import Background
+from potluck.cluster.background import Background, is_set_within
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.attempt import Attempt
@@ -126,9 +126,7 @@ class Epochs:
         """Move to a plan without a node; return when that is done or impossible."""
         vacated = self._leaving.setdefault(node_id, asyncio.Event())
         self._handle(events.LeaveRequested(node_id=node_id))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await vacated.wait()
+        await is_set_within(vacated, DRAIN_SECONDS)
 
     def stage_lost(self, lost: StageLost) -> None:
         """Handle a worker that ended by itself."""
