@@ -7,10 +7,12 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -62,6 +64,29 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(self._failure, exc_info=error)
+
+
+class SharedCalls(Generic[_K, _T]):
+    """Calls of which concurrent ones with the same key share one answer. For use in one loop."""
+
+    def __init__(self) -> None:
+        self._running: dict[_K, asyncio.Future[_T]] = {}
+
+    async def call(self, key: _K, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return the answer of the call with ``key`` that is in progress, or else of ``ask``.
+
+        The call continues if a caller is cancelled.
+        """
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.ensure_future(ask())
+            running.add_done_callback(partial(self._finished, key))
+        return await asyncio.shield(running)
+
+    def _finished(self, key: _K, running: asyncio.Future[_T]) -> None:
+        del self._running[key]
+        if not running.cancelled():
+            running.exception()  # the callers get it; there may be none left
 
 
 def in_loop(loop: asyncio.AbstractEventLoop) -> Callable[[float, Callable[[], None]], None]:

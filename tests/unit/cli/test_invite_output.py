@@ -55,8 +55,9 @@ class PlayedRemovals:
 
 
 class PlayedInviting:
-    def members(self) -> Any:
-        return ledger().members
+    @property
+    def ledger(self) -> Ledger:
+        return ledger()
 
 
 def view() -> NodesDocument:

@@ -33,6 +33,7 @@ from potluck.catalog import (
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.needs import ByteRange, stage_needs, text_needs
 from potluck.cluster.agent.model_files import Fingerprints
+from potluck.cluster.background import SharedCalls
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
     ModelWeights,
@@ -116,7 +117,7 @@ class NodeWeights:
         self._link_speeds = link_speeds
         self.cannot = cannot
         self.transfers: dict[str, Transfer] = {}
-        self._checks: dict[str, asyncio.Future[ModelCheck]] = {}
+        self._checks = SharedCalls[str, ModelCheck]()
 
     # Requests of coordinators.
 
@@ -285,12 +286,7 @@ class NodeWeights:
 
     async def check(self, request: CheckModel) -> ModelCheck:
         """Return whether this node has a model. Concurrent questions share one answer."""
-        checking = self._checks.get(request.model)
-        if checking is None:
-            checking = asyncio.ensure_future(self._checked(request.model))
-            self._checks[request.model] = checking
-            checking.add_done_callback(lambda _: self._checks.pop(request.model))
-        return await asyncio.shield(checking)
+        return await self._checks.call(request.model, lambda: self._checked(request.model))
 
     async def _checked(self, model: str) -> ModelCheck:
         def check() -> ModelFingerprint | None:

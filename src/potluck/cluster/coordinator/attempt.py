@@ -151,20 +151,12 @@ class Attempt:
         """
         record = self.record
         is_prescribed = bool(record.spec.layout) or record.spec.objective is Objective.MEMORY
-        planned = await plan_model(
-            self._dependencies.membership,
-            record.spec.model,
-            self._counting,
-            self._fingerprint,
+        planned = await self._make_plan(
+            without,
+            left_out,
             self.size,
             may_quantize=record.spec.quantization is None,
-            arithmetic=record.status.plan.arithmetic,
-            preferences=preferences_of(record),
-            left_out=left_out,
-            record=record,
-            leaving=without,
             from_scratch=is_first and is_prescribed,
-            weights=self._weights,
         )
         if record.status.plan.arithmetic is Arithmetic.EXACT:
             # The gain of another arithmetic is shown by plans, not by deployments that do not want
@@ -184,23 +176,37 @@ class Attempt:
 
         Weights and arithmetic do not change. Raises the same errors as ``plan_model``.
         """
+        size = replace(self.size, quantization=self.record.status.plan.quantization)
+        planned = await self._make_plan(
+            without, left_out, size, may_quantize=False, from_scratch=True
+        )
+        return compared(planned, self.record)
+
+    async def _make_plan(
+        self,
+        without: Collection[NodeId],
+        left_out: Mapping[NodeUnitId, str],
+        size: StageSize,
+        *,
+        may_quantize: bool,
+        from_scratch: bool,
+    ) -> PlannedModel:
         record = self.record
-        planned = await plan_model(
+        return await plan_model(
             self._dependencies.membership,
             record.spec.model,
             self._counting,
             self._fingerprint,
-            replace(self.size, quantization=record.status.plan.quantization),
-            may_quantize=False,
+            size,
+            may_quantize=may_quantize,
             arithmetic=record.status.plan.arithmetic,
             preferences=preferences_of(record),
             left_out=left_out,
             record=record,
             leaving=without,
-            from_scratch=True,
+            from_scratch=from_scratch,
             weights=self._weights,
         )
-        return compared(planned, record)
 
     async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
         """Claim an epoch for the plan."""

@@ -20,7 +20,7 @@ from potluck.cluster.coordinator.attempt import Attempt
 from potluck.cluster.coordinator.attempt_runner import AttemptRunner
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
-from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
+from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others
@@ -135,7 +135,7 @@ class Epochs:
         record = attempt if is_starting else self._published.record
         error: PotluckError
         if (is_starting or lost.has_stalled) and 0 <= lost.index < len(record.stages):
-            kind = StageStalledError if lost.has_stalled else StageStartError
+            kind = StageStalledError if lost.has_stalled else StageError
             unit_id = record.stages[lost.index].unit_id
             error = kind(lost.index, lost.node_id, unit_id, lost.message)
         else:

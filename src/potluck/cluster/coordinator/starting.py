@@ -8,7 +8,7 @@ from contextlib import aclosing
 from itertools import pairwise
 
 from potluck.cluster.coordinator.edges import StageAddress, open_edges
-from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
+from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
@@ -46,7 +46,7 @@ async def load_stages(
     fetched, fetched) so far and the total, as far as known, ``on_loaded`` with the index of a stage
     that is loaded, and ``on_stage`` with the progress of each stage. If one fails, or this is
     cancelled, all stop loading. Raise ``StageStalledError`` for a stage that makes no progress, and
-    ``StageStartError`` for one that fails.
+    ``StageError`` for one that fails.
     """
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
@@ -127,10 +127,10 @@ async def load_stage(
     except SilentNodeError as error:
         raise StageStalledError(index, stage.node_id, stage.unit_id, error.message) from error
     except CallError as error:
-        raise StageStartError(
+        raise StageError(
             index, stage.node_id, stage.unit_id, error.message, hint=error.hint
         ) from error
-    raise StageStartError(index, stage.node_id, stage.unit_id, "it was not loaded")
+    raise StageError(index, stage.node_id, stage.unit_id, "it was not loaded")
 
 
 async def connect_stages(

@@ -21,7 +21,7 @@ from potluck.cluster.coordinator import attempt, epoch_end, machine, published_r
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
+from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.wire.calls import StageEnds, StageLost
 from potluck.cluster.wire.worker_messages import Progress
@@ -773,7 +773,7 @@ def test_a_unit_that_cannot_load_is_left_out_at_once_of_a_first_deployment(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         unit = (B, UnitId("cpu/native"))
-        cluster.failures = [StageStartError(0, *unit, "its disk is full")]
+        cluster.failures = [StageError(0, *unit, "its disk is full")]
         await cluster.deployment.start()
         assert cluster.left_out == [{}, {unit: f"stage 0 on node {B}: its disk is full"}]
         await cluster.deployment.close()
@@ -787,7 +787,7 @@ def test_without_any_other_plan_the_first_failure_is_what_the_user_sees(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         cluster.failures = [
-            StageStartError(0, B, UnitId("cpu/native"), "its disk is full", hint="free some"),
+            StageError(0, B, UnitId("cpu/native"), "its disk is full", hint="free some"),
             InsufficientMemoryError(200, 100, "100 bytes are missing", hint="add a node"),
         ]
         with pytest.raises(EngineError) as raised:
@@ -837,7 +837,7 @@ def test_weights_are_distributed_by_memory_again_until_it_has_served(
 
     async def run() -> None:
         cluster = Cluster(monkeypatch, objective=Objective.MEMORY)
-        cluster.failures = [StageStartError(0, B, UnitId("cpu/native"), f"node {B} was lost")]
+        cluster.failures = [StageError(0, B, UnitId("cpu/native"), f"node {B} was lost")]
         await cluster.deployment.start()
         assert cluster.from_scratch == [True, True]
         cluster.deployment.node_left(B)
@@ -856,7 +856,7 @@ def test_a_unit_that_cannot_load_twice_is_left_out_while_others_suffice(
         unit = (B, UnitId("cpu/native"))
         await cluster.deployment.start()
         cluster.left_out.clear()
-        cluster.failures = [StageStartError(0, *unit, "its disk is full")] * 2
+        cluster.failures = [StageError(0, *unit, "its disk is full")] * 2
         cluster.claimed_failures = True
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=4)
