@@ -21,14 +21,13 @@ from potluck.cluster.background import Spawn, is_set_within, on_thread
 from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
-from potluck.cluster.network.edges.listener import EdgeListener, OpenRoute, listen_for_edges
+from potluck.cluster.network.edges.listener import EdgeEndpoint, EdgeListener
 from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, run_client, run_server
 from potluck.cluster.network.links.figures import LinkFigures, Sample
 from potluck.cluster.network.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.network.membership.address import ip_of
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import (
     CheckLinks,
     LinkAnswer,
@@ -205,20 +204,16 @@ class Links:
     def __init__(
         self,
         membership: Membership,
-        credentials: Credentials,
+        endpoint: EdgeEndpoint,
         *,
-        listen_host: str,
         spawn: Spawn,
-        open_route: OpenRoute | None = None,
         connect_seconds: float = _CONNECT_SECONDS,
         is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         draws: random.Random | None = None,
     ) -> None:
         self._membership = membership
-        self._credentials = credentials
-        self._listen_host = listen_host
-        self._open_route = open_route
+        self._endpoint = endpoint
         self._spawn = spawn
         self._connect_seconds = connect_seconds
         self._is_busy = is_busy
@@ -361,7 +356,7 @@ class Links:
         hello = _hello(self._membership.node_id, number)
         return lambda: connect_both_ways(
             answer.address,
-            self._credentials,
+            self._endpoint.credentials,
             hello,
             peer=node_id,
             limits=LIMITS,
@@ -429,9 +424,10 @@ class Links:
         if self._is_closed or wait_seconds > 0 or self._is_occupied(request):
             return LinkBusy(wait_seconds=wait_seconds)
         try:
-            listener = listen_for_edges(self._listen_host, self._credentials, self._open_route)
+            listener = self._endpoint.listen()
         except OSError as error:
-            raise CallError(f"cannot listen at {self._listen_host}: {error.strerror}") from error
+            host = self._endpoint.listen_host
+            raise CallError(f"cannot listen at {host}: {error.strerror}") from error
         hello = _hello(caller, request.number)
         if request.is_check:
             self._num_awaited_checks += 1

@@ -21,9 +21,8 @@ from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
 from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare_weights
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.worker_messages import Loaded, Progress
 from potluck.engines.backends import CostOf
 from potluck.placement.costs import Counting
@@ -73,9 +72,7 @@ class DeploymentDependencies:
     """
 
     membership: Membership
-    credentials: Credentials
-    listen_host: str
-    open_route: OpenRoute | None = None
+    endpoint: EdgeEndpoint
     step_seconds: float
     cost_of: CostOf
     start_draft: StartDraft | None = None
@@ -351,12 +348,10 @@ class Attempt:
             self._ways = await known_reachability(dependencies.membership, self._nodes)
         self._edges = await connect_stages(
             dependencies.membership,
-            dependencies.credentials,
-            dependencies.listen_host,
+            dependencies.endpoint,
             self.record,
             self._edge_limits,
             self._addresses,
-            open_route=dependencies.open_route,
             ways=self._ways,
         )
 

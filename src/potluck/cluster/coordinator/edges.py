@@ -12,8 +12,7 @@ from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
-from potluck.cluster.network.edges.listener import OpenRoute, listen_for_edges
-from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.errors import EdgeError
 from potluck.scheduling.frame_limits import EdgeLimits
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -32,10 +31,8 @@ class StageAddress:
 
 
 async def open_edges(
-    credentials: Credentials,
-    listen_host: str,
+    endpoint: EdgeEndpoint,
     *,
-    open_route: OpenRoute | None = None,
     first: StageAddress,
     last: StageAddress,
     num_stages: int,
@@ -55,7 +52,7 @@ async def open_edges(
     """
     scope = Scope(deployment=deployment, epoch=epoch)
     try:
-        listener = listen_for_edges(listen_host, credentials, open_route)
+        listener = endpoint.listen()
     except OSError as error:
         raise EdgeError(last.node_id, f"cannot listen for an edge: {error.strerror}") from error
     to_first = Hello(scope=scope, index=0, is_reversed=awaits_first)
@@ -72,7 +69,7 @@ async def open_edges(
     def dial(hello: Hello, stage: StageAddress) -> _Ends:
         end = connect_end(
             stage.address,
-            credentials,
+            endpoint.credentials,
             hello,
             peer=stage.node_id,
             limits=limits,

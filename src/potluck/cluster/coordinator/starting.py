@@ -12,9 +12,8 @@ from potluck.cluster.coordinator.excluded_units import StageError, StageStalledE
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import ConnectStage, Stalled
 from potluck.cluster.wire.methods import CONNECT_STAGE, START_STAGE
 from potluck.cluster.wire.worker_messages import (
@@ -135,13 +134,11 @@ async def load_stage(
 
 async def connect_stages(
     membership: Membership,
-    credentials: Credentials,
-    listen_host: str,
+    endpoint: EdgeEndpoint,
     record: DeploymentRecord,
     limits: EdgeLimits,
     stages: Sequence[StageAddress],
     *,
-    open_route: OpenRoute | None = None,
     ways: Reachability = ANY_WAY,
 ) -> tuple[OutgoingEdge, IncomingEdge]:
     """Open the edges of the loaded stages, and the coordinator's two.
@@ -189,9 +186,7 @@ async def connect_stages(
         ]
 
     return await open_edges(
-        credentials,
-        listen_host,
-        open_route=open_route,
+        endpoint,
         first=stages[0],
         last=stages[groups[-1][0]],
         num_stages=len(stages),

@@ -112,8 +112,7 @@ class Cluster:
             ModelFingerprint(digest=""),
             DeploymentDependencies(
                 membership=cast(Any, self.membership),
-                credentials=cast(Any, None),
-                listen_host="127.0.0.1",
+                endpoint=cast(Any, None),
                 step_seconds=1.0,
                 cost_of=cost_of,
             ),

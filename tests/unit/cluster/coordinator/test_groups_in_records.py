@@ -95,9 +95,7 @@ def connects(given: DeploymentRecord, monkeypatch: pytest.MonkeyPatch) -> list[C
         StageAddress(node_id=stage.node_id, address=EdgeAddress(host="10.0.0.1", port=index))
         for index, stage in enumerate(given.stages)
     ]
-    asyncio.run(
-        connect_stages(cast(Any, membership), cast(Any, None), "10.0.0.9", given, LIMITS, addresses)
-    )
+    asyncio.run(connect_stages(cast(Any, membership), cast(Any, None), given, LIMITS, addresses))
     leaders = [group[0] for group in given.groups]
     assert opened["first"] == addresses[leaders[0]]
     assert opened["last"] == addresses[leaders[-1]]
