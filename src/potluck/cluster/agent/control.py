@@ -227,10 +227,7 @@ class _Control:
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
-        from potluck.placement.plan_view import plan_view  # most agents are never asked
-
-        outcome = await self._coordination.planner.plan(_parse(params, Deploy))
-        return plan_view(outcome, self._agent.node_id)
+        return await self._coordination.planner.plan(_parse(params, Deploy))
 
     async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
         known = set(self._coordination.records.registry.records)

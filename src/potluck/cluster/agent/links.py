@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from potluck.cluster.background import Spawn, is_set_within, on_thread
 from potluck.cluster.network.edges.connect import connect_both_ways
@@ -90,15 +91,8 @@ class _Outcome:
     spent_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Allowed:
-    """How long the largest frames of one turn may take; see ``exchange.run_client``."""
-
-    seconds: float
-    unresolved_seconds: float
-
-
 _Ends = tuple[OutgoingEdge, IncomingEdge]
+_Lead = Callable[[OutgoingEdge, IncomingEdge], Measured]
 
 
 class _Measurement:
@@ -114,13 +108,13 @@ class _Measurement:
         open_ends: Callable[[], _Ends],
         *,
         leads_first: bool,
-        allowed: _Allowed,
+        lead: _Lead,
         listener: EdgeListener | None = None,
     ) -> None:
         self.peer = peer
         self._open_ends = open_ends
         self._leads_first = leads_first
-        self._allowed = allowed
+        self._lead = lead
         self._listener = listener
         self._changing = threading.Lock()
         self._ends: _Ends | None = None
@@ -166,11 +160,11 @@ class _Measurement:
         try:
             self._own(ends)
             if self._leads_first:
-                measured = self._lead(ends)
+                measured = self._lead(*ends)
                 run_server(*ends)
             else:
                 run_server(*ends)
-                measured = self._lead(ends)
+                measured = self._lead(*ends)
             path = ends[0].path()
         finally:
             ends[0].close()
@@ -180,12 +174,6 @@ class _Measurement:
             measured=measured,
             path=path,
             spent_seconds=max(wire_seconds, time.thread_time() - began),
-        )
-
-    def _lead(self, ends: _Ends) -> Measured:
-        allowed = self._allowed
-        return run_client(
-            *ends, allowed_seconds=allowed.seconds, unresolved_seconds=allowed.unresolved_seconds
         )
 
     def _own(self, ends: _Ends) -> None:
@@ -341,7 +329,7 @@ class Links:
             node_id,
             self._connecting(node_id, answer, request.number),
             leads_first=True,
-            allowed=self._allowed(answer.budget_seconds),
+            lead=self._lead(answer.budget_seconds),
         )
         try:
             await self._conclude(measurement)
@@ -439,7 +427,7 @@ class Links:
                 hello, peer=caller, limits=LIMITS, timeout_seconds=self._connect_seconds
             ),
             leads_first=False,
-            allowed=self._allowed(request.budget_seconds),
+            lead=self._lead(request.budget_seconds),
             listener=listener,
         )
         self._measurements.add(measurement)
@@ -508,8 +496,8 @@ class Links:
         self._changed.set()
         self._news.set()
 
-    def _allowed(self, peer_budget_seconds: float) -> _Allowed:
-        """Return how long this node's turn may take.
+    def _lead(self, peer_budget_seconds: float) -> _Lead:
+        """Return what measures in this node's turn, with the time that it may take.
 
         Both nodes pay for both turns, and the smaller sizes take a third of the time of the last
         one.
@@ -517,7 +505,7 @@ class Links:
         budget_seconds = min(self._budget.available(self._clock()), peer_budget_seconds)
         most = max(0.0, min(_FRAMES_SECONDS, budget_seconds / 3))
         seconds = min(most, _BUSY_FRAMES_SECONDS) if self._is_busy() else most
-        return _Allowed(seconds=seconds, unresolved_seconds=2 * most)
+        return partial(run_client, allowed_seconds=seconds, unresolved_seconds=2 * most)
 
 
 def _listening(listener: EdgeListener, budget_seconds: float) -> LinkListening:

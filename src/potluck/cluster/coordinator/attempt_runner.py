@@ -81,14 +81,6 @@ class AttemptRunner:
         self.attempt = self._make_attempt()
         self.attempt.adopt(planned)
 
-    def pause(self, number: int, seconds: float) -> None:
-        """Wait before the next attempt."""
-        self._background.spawn(self._pause(number, seconds))
-
-    def examine(self, number: int, error: PotluckError) -> None:
-        """Find out what an error says about units, and report the failure."""
-        self._background.spawn(self._failed(number, error))
-
     async def alternative(self, without: Collection[NodeId]) -> PlanComparison | None:
         """Return the best plan on all other nodes; see ``Attempt.alternative``."""
         left_out = self._ends.left_out(is_first=False)
@@ -159,7 +151,8 @@ class AttemptRunner:
         await self.attempt.connect()
         self._handle(events.Connected(attempt=part.attempt))
 
-    async def _pause(self, number: int, seconds: float) -> None:
+    async def pause(self, number: int, seconds: float) -> None:
+        """Wait before the next attempt."""
         if self._state().serving is None:
             self._published.publish_pause(None if self.misfit is not None else seconds)
         await asyncio.sleep(seconds)
@@ -178,13 +171,14 @@ class AttemptRunner:
                 case actions.Connect():
                     await self._connect(part)
         except PotluckError as error:
-            await self._failed(part.attempt, error)
+            await self.failed(part.attempt, error)
         except Exception as error:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s could not be deployed", self._published.record.model_id)
             unexpected = EngineError(f"{type(error).__name__}: {error}")
-            await self._failed(part.attempt, unexpected)
+            await self.failed(part.attempt, unexpected)
 
-    async def _failed(self, number: int, error: PotluckError) -> None:
+    async def failed(self, number: int, error: PotluckError) -> None:
+        """Find out what an error says about units, and report the failure."""
         self.warn(error.message)
         attempt = self.attempt
         outages: tuple[str, ...] = ()

@@ -211,9 +211,9 @@ class Epochs:
             case actions.Cancel():
                 self.attempts.cancel()
             case actions.Examine(attempt=number, error=error):
-                self.attempts.examine(number, error)
+                self._background.spawn(self.attempts.failed(number, error))
             case actions.Pause(attempt=number, seconds=seconds):
-                self.attempts.pause(number, seconds)
+                self._background.spawn(self.attempts.pause(number, seconds))
             case actions.ReportState(state=state, reason=reason):
                 self._published.publish_state(state, reason)
             case actions.FailDeployment(error=error):
