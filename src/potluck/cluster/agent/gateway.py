@@ -156,7 +156,7 @@ class AgentGateway:
             agent.node_id,
             self._latest.reports(alive),
             self._latest.silent(alive),
-            agent.incompatible,
+            agent.events.incompatible,
             self._as_seen(),
             self._metrics if metrics is None else metrics,
         )

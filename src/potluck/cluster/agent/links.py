@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from potluck.cluster.background import Spawn, is_set_within, on_thread
@@ -509,13 +509,7 @@ class Links:
 
 
 def _listening(listener: EdgeListener, budget_seconds: float) -> LinkListening:
-    address = listener.address
-    return LinkListening(
-        host=address.host,
-        port=address.port,
-        name=address.name,
-        budget_seconds=budget_seconds,
-    )
+    return LinkListening(**asdict(listener.address), budget_seconds=budget_seconds)
 
 
 def _hello(first: NodeId, number: int) -> Hello:

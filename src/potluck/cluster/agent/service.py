@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +23,10 @@ from urllib.parse import urlsplit
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls, report_lost, serve_stages
-from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.edge_routes import edge_routes
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.history import History
 from potluck.cluster.agent.hosted_stage import HostedStage
-from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.identities import keep_addresses, own_identity
 from potluck.cluster.agent.inviting import Inviting
 from potluck.cluster.agent.known_nodes import KnownNodes
@@ -75,7 +73,6 @@ from potluck.errors import CallError, PotluckError
 from potluck.host.cache_folder import hub_cache_folder
 from potluck.host.cores import threads_problem
 from potluck.probe.cache import ProbeCache, default_cache_path
-from potluck.probe.doctor.case import Cluster
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.store.content_store import default_limit_bytes, default_store_folder
 from potluck.types.cluster import DeploymentId, NodeId
@@ -338,26 +335,9 @@ class Agent:
         return self.node_calls.http_address
 
     @property
-    def incompatible(self) -> Mapping[NodeId, int]:
-        """Return the wire versions of nodes that cannot join."""
-        return self.events.incompatible
-
-    @property
     def failed(self) -> asyncio.Future[None]:
         """Return a future that gets an exception if this node can no longer be a member."""
         return self.events.failed
-
-    async def drain(self) -> None:
-        """Let others continue without this node; see ``Leaving.drain``."""
-        await self.leaving.drain()
-
-    async def diagnose(self) -> Cluster:
-        """Check this node's connections to the others."""
-        return await diagnose(self.membership)
-
-    def hosts(self) -> AsyncGenerator[HostAnswer, None]:
-        """Yield the descriptions of all nodes for checking wheels, as they arrive."""
-        return ask_hosts(self.membership)
 
     async def metrics(self) -> tuple[ModelMetrics, ...]:
         """Return the metrics of all serving deployments whose coordinators answer, oldest first."""

@@ -14,6 +14,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import msgspec
@@ -294,9 +295,7 @@ class StageHost:
             return None
         return msgspec.structs.replace(
             hosted.loaded,
-            host=address.host,
-            port=address.port,
-            name=address.name,
+            **asdict(address),
             read_bytes=0,
             seconds=0.0,
             is_kept=True,

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 
 import msgspec
@@ -159,12 +160,9 @@ def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
     kept = loaded.kept_blocks
     serving = Serving(_served(load, loaded), callbacks)
     try:
-        address = serving.listen()
         channel.send(
             Loaded(
-                host=address.host,
-                port=address.port,
-                name=address.name,
+                **asdict(serving.listen()),
                 memory=loaded.memory,
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
@@ -261,15 +259,7 @@ def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None
     while (message := channel.receive()) is not None:
         match message:
             case Listen():
-                address = serving.listen()
-                channel.send(
-                    Listening(
-                        epoch=message.epoch,
-                        host=address.host,
-                        port=address.port,
-                        name=address.name,
-                    )
-                )
+                channel.send(Listening(epoch=message.epoch, **asdict(serving.listen())))
             case Connect():
                 serving.connect(message)
             case Disconnect():
