@@ -21,7 +21,7 @@ from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.edges import open_edges
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind
@@ -148,8 +148,8 @@ class Node:
         first, last = addresses[0], addresses[-1]
         outgoing, incoming = await open_edges(
             EdgeEndpoint(credentials=credentials(at.coordinator), listen_host="127.0.0.1"),
-            first=StageAddress(node_id=NODE, address=first.address),
-            last=StageAddress(node_id=NODE, address=last.address),
+            first=Peer.at(NODE, first.address),
+            last=Peer.at(NODE, last.address),
             num_stages=len(specs),
             deployment=DEPLOYMENT,
             epoch=at,

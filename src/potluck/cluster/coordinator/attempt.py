@@ -11,7 +11,6 @@ from functools import partial
 import msgspec
 
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
-from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
@@ -23,7 +22,7 @@ from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.wire.worker_messages import Loaded, Progress
+from potluck.cluster.wire.worker_messages import Loaded, Peer, Progress
 from potluck.engines.backends import CostOf
 from potluck.placement.costs import Counting
 from potluck.placement.links import LinkTable
@@ -104,7 +103,7 @@ class Attempt:
         self._edge_limits = limits_of(config, self.size)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
-        self._addresses: list[StageAddress] = []
+        self._addresses: list[Peer] = []
         self._kept_blocks: dict[int, str] = {}
         self._ways = ANY_WAY
         self._edges: tuple[OutgoingEdge, IncomingEdge] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from potluck.cluster.background import on_thread
@@ -13,28 +12,21 @@ from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeEndpoint
+from potluck.cluster.wire.worker_messages import Peer
 from potluck.errors import EdgeError
 from potluck.scheduling.frame_limits import EdgeLimits
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch
 
 _SECONDS = 35.0
 
 _Ends = dict[Hello, IncomingEdge | OutgoingEdge]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageAddress:
-    """The address at which a loaded stage waits for its incoming edge."""
-
-    node_id: NodeId
-    address: EdgeAddress
-
-
 async def open_edges(
     endpoint: EdgeEndpoint,
     *,
-    first: StageAddress,
-    last: StageAddress,
+    first: Peer,
+    last: Peer,
     num_stages: int,
     deployment: DeploymentId,
     epoch: Epoch,
@@ -66,7 +58,7 @@ async def open_edges(
         if is_awaited
     }
 
-    def dial(hello: Hello, stage: StageAddress) -> _Ends:
+    def dial(hello: Hello, stage: Peer) -> _Ends:
         end = connect_end(
             stage.address,
             endpoint.credentials,

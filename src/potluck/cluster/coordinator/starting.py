@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 
-from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.edges import open_edges
 from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.network.edges.address import EdgeAddress
@@ -38,7 +38,7 @@ async def load_stages(
     on_progress: Callable[[str, int, int], None],
     on_loaded: Callable[[int, Loaded], None],
     on_stage: Callable[[int, Progress], None],
-) -> list[StageAddress]:
+) -> list[Peer]:
     """Start the worker of every stage of ``record`` and load it; all at the same time.
 
     ``on_progress`` is called with what is in progress, the bytes loaded (or, while a stage is
@@ -49,7 +49,7 @@ async def load_stages(
     """
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
-    async def load(index: int) -> StageAddress:
+    async def load(index: int) -> Peer:
         def progressed(progress: Progress) -> None:
             latest[index] = progress
             on_stage(index, progress)
@@ -57,8 +57,7 @@ async def load_stages(
 
         loaded = await load_stage(membership, record, size, index, progressed)
         on_loaded(index, loaded)
-        node_id = record.stages[index].node_id
-        return StageAddress(node_id=node_id, address=loaded.address)
+        return Peer.at(record.stages[index].node_id, loaded.address)
 
     tasks = [asyncio.create_task(load(index)) for index in range(len(record.stages))]
     try:
@@ -137,7 +136,7 @@ async def connect_stages(
     endpoint: EdgeEndpoint,
     record: DeploymentRecord,
     limits: EdgeLimits,
-    stages: Sequence[StageAddress],
+    stages: Sequence[Peer],
     *,
     ways: Reachability = ANY_WAY,
 ) -> tuple[OutgoingEdge, IncomingEdge]:
@@ -162,10 +161,9 @@ async def connect_stages(
             ) from error
 
     def connect_all(result: EdgeAddress) -> list[Coroutine[object, object, None]]:
-        peers = [Peer.at(each.node_id, each.address) for each in stages]
         around = [
             Peer.at(own, result) if is_reversed[0] else Peer(node_id=own),
-            *(peers[group[0]] for group in groups),
+            *(stages[group[0]] for group in groups),
             Peer.at(own, result),
         ]
         return [
@@ -177,7 +175,7 @@ async def connect_stages(
                     following=around[number + 2],
                     dials_preceding=is_reversed[number],
                     awaits_following=is_reversed[number + 1],
-                    members=tuple(peers[each] for each in group) if len(group) > 1 else (),
+                    members=tuple(stages[each] for each in group) if len(group) > 1 else (),
                     member=member,
                 )
             )

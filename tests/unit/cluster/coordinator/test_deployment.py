@@ -20,11 +20,10 @@ from support.virtual_time.run import reach, run_in_virtual_time
 from potluck.cluster.coordinator import attempt, epoch_end, machine, published_record
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.wire.calls import StageEnds, StageLost
-from potluck.cluster.wire.worker_messages import Progress
+from potluck.cluster.wire.worker_messages import Peer, Progress
 from potluck.engines.backends import cost_of
 from potluck.errors import (
     DefectError,
@@ -161,7 +160,7 @@ class Cluster:
             self.num_loading -= 1
         if self.failures and self.claimed_failures:
             raise self.failures.pop(0)
-        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+        return [Peer.at(B, EdgeAddress(host="", port=1))]
 
     async def _connect(self, *_: object, **__: object) -> tuple[object, object]:
         if self.connect_failures:
@@ -515,7 +514,7 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
             on_progress("loading", done, 4)
         on_progress("warming up", 4, 4)
         on_progress("warming up", 4, 4)
-        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+        return [Peer.at(B, EdgeAddress(host="", port=1))]
 
     async def run() -> list[tuple[str, int]]:
         cluster = Cluster(monkeypatch)
@@ -560,7 +559,7 @@ def loaded(
     """Say that the only stage is loaded; return its address, as ``load_stages`` does."""
     (stage,) = record.stages
     on_loaded(0, SimpleNamespace(memory=stage.memory, read_bytes=4, seconds=0.1, kept_blocks=""))
-    return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+    return [Peer.at(B, EdgeAddress(host="", port=1))]
 
 
 def test_how_far_each_stage_is_is_told_until_it_is_loaded(
