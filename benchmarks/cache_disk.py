@@ -25,7 +25,7 @@ from pathlib import Path
 
 from circumstances import circumstances
 
-from potluck.cluster.worker.block_keeper import DiskKeeper
+from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.engines.native.engine import NativeEngine
 from potluck.engines.native.pool import make_pool
@@ -116,11 +116,11 @@ def _engine(num_tokens: int, num_threads: int | None) -> NativeEngine:
     return engine
 
 
-def _keeper(engine: NativeEngine, folder: Path) -> DiskKeeper:
+def _keeper(engine: NativeEngine, folder: Path) -> BlockKeeper:
     store = BlockStore(
         folder, "stage", block_bytes=engine.block_format.num_bytes, limit_bytes=2**50
     )
-    return DiskKeeper(engine, store)
+    return BlockKeeper(engine, store)
 
 
 def _blocks(num_tokens: int) -> list[HashedBlock]:
@@ -146,7 +146,7 @@ def _step(engine: NativeEngine, num_tokens: int, start: int) -> None:
 
 
 def _decoding(
-    engine: NativeEngine, keeper: DiskKeeper, blocks: list[HashedBlock]
+    engine: NativeEngine, keeper: BlockKeeper, blocks: list[HashedBlock]
 ) -> dict[str, object]:
     """Time decoding steps with and without a save before each, alternating; return the medians."""
     plain, saving = [], []
@@ -167,7 +167,7 @@ def _decoding(
     }
 
 
-def _saving(keeper: DiskKeeper, blocks: list[HashedBlock]) -> dict[str, object]:
+def _saving(keeper: BlockKeeper, blocks: list[HashedBlock]) -> dict[str, object]:
     """Save all blocks, one chunk's at a time, pausing while the queue is full."""
     started = time.perf_counter()
     copying = 0.0

@@ -25,7 +25,6 @@ from support.cluster.hosted_stages import (
 )
 
 from potluck.catalog import describe_model
-from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.network.membership import MethodTable
 from potluck.cluster.wire.calls import AskSpeeds, StageScope, decode, encode
@@ -78,13 +77,25 @@ async def query_speeds(ours: Node, shape: str = SHAPE, *, may_wait: bool = True)
     """What the node answers to ``node.speeds``."""
     methods = MethodTable()
     unused = cast(Any, SimpleNamespace())
-    facts = NodeFacts(node_id=NODE, memory_limit_bytes=None)
+    membership = cast(Any, SimpleNamespace(node_id=NODE))
+    coordination = cast(Any, SimpleNamespace(paths_in_use=list))
 
-    async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
+    async def settled() -> tuple[LinkSpeed, ...]:
         return (LINK,)
 
+    links = SimpleNamespace(settled=settled, speeds=lambda: (LINK,), unreachable=tuple)
     calls = NodeCalls(
-        facts, unused, unused, unused, unused, ours.host, unused, unused, ours.speeds, links, unused
+        membership,
+        unused,
+        unused,
+        unused,
+        ours.host,
+        coordination,
+        unused,
+        ours.speeds,
+        cast(Any, links),
+        unused,
+        memory_limit_bytes=None,
     )
     calls.register(methods)
     handler = await methods.find("node.speeds")

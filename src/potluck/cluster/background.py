@@ -1,14 +1,19 @@
-"""Background tasks."""
+"""Background tasks, threads that nothing waits for, and waits with a time limit."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
+
+_K = TypeVar("_K")
+_T = TypeVar("_T")
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -61,6 +66,29 @@ class Background:
             _log.error(self._failure, exc_info=error)
 
 
+class SharedCalls(Generic[_K, _T]):
+    """Calls of which concurrent ones with the same key share one answer. For use in one loop."""
+
+    def __init__(self) -> None:
+        self._running: dict[_K, asyncio.Future[_T]] = {}
+
+    async def call(self, key: _K, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return the answer of the call with ``key`` that is in progress, or else of ``ask``.
+
+        The call continues if a caller is cancelled.
+        """
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.ensure_future(ask())
+            running.add_done_callback(partial(self._finished, key))
+        return await asyncio.shield(running)
+
+    def _finished(self, key: _K, running: asyncio.Future[_T]) -> None:
+        del self._running[key]
+        if not running.cancelled():
+            running.exception()  # the callers get it; there may be none left
+
+
 def in_loop(loop: asyncio.AbstractEventLoop) -> Callable[[float, Callable[[], None]], None]:
     """Return a function that calls functions in ``loop`` after a delay; for any thread."""
 
@@ -69,3 +97,48 @@ def in_loop(loop: asyncio.AbstractEventLoop) -> Callable[[float, Callable[[], No
             loop.call_soon_threadsafe(loop.call_later, seconds, work)
 
     return post
+
+
+def on_thread(
+    work: Callable[[], _T], *, name: str, unwanted: Callable[[_T], None] = lambda result: None
+) -> asyncio.Future[_T]:
+    """Run ``work`` on a thread that nothing has to wait for, not even the end of the process.
+
+    The result goes to ``unwanted`` if the future was cancelled by then, or the loop is closed.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def succeed(result: _T) -> None:
+        if done.done():
+            unwanted(result)
+        else:
+            done.set_result(result)
+
+    def fail(error: Exception) -> None:
+        if not done.done():
+            done.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - passed on to the waiting caller
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(fail, error)
+            return
+        try:
+            loop.call_soon_threadsafe(succeed, result)
+        except RuntimeError:
+            unwanted(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event, for at most ``seconds``; return whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

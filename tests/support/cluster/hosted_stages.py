@@ -12,17 +12,21 @@ from typing import Any
 from support.cluster.edges import credentials
 from support.machines import hardware
 
+from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
+from potluck.cluster.agent.orphans import ORPHAN_SECONDS
 from potluck.cluster.agent.stages import FileService, StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.edges import open_edges
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind
+from potluck.cluster.network.edges.listener import EdgeEndpoint
+from potluck.cluster.network.membership import Address
 from potluck.cluster.wire.calls import ConnectStage, StageLost
 from potluck.cluster.wire.steps import StepEncoder, decode_sampled
 from potluck.cluster.wire.worker_messages import Connect, Loaded, Peer, StageSpec
@@ -147,10 +151,9 @@ class Node:
 
         first, last = addresses[0], addresses[-1]
         outgoing, incoming = await open_edges(
-            credentials(at.coordinator),
-            "127.0.0.1",
-            first=StageAddress(node_id=NODE, address=first.address),
-            last=StageAddress(node_id=NODE, address=last.address),
+            EdgeEndpoint(credentials=credentials(at.coordinator), listen_host="127.0.0.1"),
+            first=Peer.at(NODE, first.address),
+            last=Peer.at(NODE, last.address),
             num_stages=len(specs),
             deployment=DEPLOYMENT,
             epoch=at,
@@ -238,23 +241,35 @@ class Pipeline:
         return tokens[len(prompt) :]
 
 
-def stage_host(folder: Path, units: NodeUnits, **changes: Any) -> StageHost:
+def stage_host(
+    folder: Path,
+    units: NodeUnits,
+    *,
+    unit_step_seconds: float = 30.0,
+    stall_seconds: float = 60.0,
+    orphan_seconds: float = ORPHAN_SECONDS,
+    **changes: Any,
+) -> StageHost:
     """Return the host of ``NODE``, with other settings where ``changes`` has them."""
+    config = AgentConfig(
+        secret=None,
+        listen=Address(host="127.0.0.1", port=0),
+        unit_step_seconds=unit_step_seconds,
+        stall_seconds=stall_seconds,
+        orphan_seconds=orphan_seconds,
+    )
+    endpoint = EdgeEndpoint(credentials=credentials(NODE), listen_host="127.0.0.1")
 
     async def nobody_asks(_: StageLost) -> None:
         return
 
     settings: dict[str, Any] = {
-        "listen_host": "127.0.0.1",
         "num_threads": 1,
-        "packed_cache_bytes": None,
-        "unit_step_seconds": 30.0,
-        "stall_seconds": 60.0,
         "unit_failed": lambda *_: None,
         "report_lost": nobody_asks,
         **changes,
     }
-    return StageHost(credentials(NODE), WorkerNotes(folder), units, **settings)
+    return StageHost(config, endpoint, WorkerNotes(folder), units, **settings)
 
 
 @asynccontextmanager

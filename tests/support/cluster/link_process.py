@@ -23,6 +23,7 @@ from support.cluster.members import opened
 from potluck.cli.process_end import end_process, skip_finalization
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import (
     Address,
     MembershipConfig,
@@ -69,7 +70,11 @@ async def main(settings: dict[str, Any], directory: Path) -> None:
     async with opened(
         config, methods=methods, observer=Observer(on_join=on_join, on_leave=on_leave)
     ) as membership:
-        links = Links(membership, credentials, listen_host=host, spawn=background.spawn)
+        links = Links(
+            membership,
+            EdgeEndpoint(credentials=credentials, listen_host=host),
+            spawn=background.spawn,
+        )
         links.register(methods)
         methods.complete()
         for node in joined:

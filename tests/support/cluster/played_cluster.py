@@ -233,7 +233,6 @@ class PlayedAgent:
             None,
             stages,
             None,
-            listen_host="",
             step_seconds=1.0,
             cost_of=None,
             spawn=spawn,

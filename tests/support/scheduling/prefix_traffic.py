@@ -19,7 +19,7 @@ from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
 from support.models.recurrent_configs import RECURRENCES
 
-from potluck.cluster.worker.block_keeper import DiskKeeper, open_stores
+from potluck.cluster.worker.block_keeper import BlockKeeper, open_stores
 from potluck.engines.native.engine import NativeEngine
 from potluck.models.layers import with_layers
 from potluck.scheduling.limits import SchedulerLimits
@@ -115,7 +115,7 @@ class Stages:
         self.keepers = [] if self.folder is None else self._keepers(self.folder)
         self.num_restored = self.state_end = 0
 
-    def _keepers(self, folder: Path) -> list[DiskKeeper]:
+    def _keepers(self, folder: Path) -> list[BlockKeeper]:
         keepers = []
         for index, engine in enumerate(self.engines):
             size = engine.block_format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -55,8 +55,9 @@ class PlayedRemovals:
 
 
 class PlayedInviting:
-    def members(self) -> Any:
-        return ledger().members
+    @property
+    def ledger(self) -> Ledger:
+        return ledger()
 
 
 def view() -> NodesDocument:

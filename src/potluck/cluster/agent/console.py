@@ -90,11 +90,7 @@ class AgentConsole:
 
     async def plan(self, request: bytes) -> PlanDocument:
         """See ``Console``."""
-        from potluck.placement.plan_view import plan_view  # imported late: rarely used
-
-        deploy = await self._parse_deploy(request)
-        outcome = await self._agent.coordination.planner.plan(deploy)
-        return plan_view(outcome, self.node_id)
+        return await self._agent.coordination.planner.plan(await self._parse_deploy(request))
 
     async def deploy(self, request: bytes) -> DeployDocument:
         """See ``Console``."""

@@ -24,7 +24,9 @@ import msgspec
 from potluck.cluster.agent.console import AgentConsole
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.dashboard_tokens import VALID_SECONDS
+from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.gateway import AgentGateway
+from potluck.cluster.agent.hosts import ask_hosts
 from potluck.cluster.agent.nodes_view import (
     find_node,
     invitations_view,
@@ -216,21 +218,18 @@ class _Control:
         return self._gateway.cluster_state()
 
     async def _doctor(self, params: msgspec.Raw, send: _Send) -> object:
-        cluster = await self._agent.diagnose()
+        cluster = await diagnose(self._agent.membership)
         return {"cluster": cluster, "host_names": self._agent.known_nodes.host_names}
 
     async def _hosts(self, params: msgspec.Raw, send: _Send) -> object:
         """Send each node's answer as an event, so that none of them is kept."""
-        async with aclosing(self._agent.hosts()) as answers:
+        async with aclosing(ask_hosts(self._agent.membership)) as answers:
             async for answer in answers:
                 await send({"event": answer})
         return None
 
     async def _plan(self, params: msgspec.Raw, send: _Send) -> object:
-        from potluck.placement.plan_view import plan_view  # most agents are never asked
-
-        outcome = await self._coordination.planner.plan(_parse(params, Deploy))
-        return plan_view(outcome, self._agent.node_id)
+        return await self._coordination.planner.plan(_parse(params, Deploy))
 
     async def _deploy(self, params: msgspec.Raw, send: _Send) -> object:
         known = set(self._coordination.records.registry.records)
@@ -310,7 +309,7 @@ class _Control:
     async def _down(self, params: msgspec.Raw, send: _Send) -> object:
         is_alone = not self._agent.membership.nodes()
         await send({"event": {"is_draining": True, "is_alone": is_alone}})
-        await self._agent.drain()
+        await self._agent.leaving.drain()
         return None
 
     @property

@@ -17,10 +17,9 @@ from potluck.cluster.agent.weights import NodeWeights, ReadModel
 from potluck.cluster.background import Spawn
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import (
     AskRebalance,
     DeploymentReference,
@@ -56,15 +55,13 @@ class Coordination:
     def __init__(
         self,
         membership: Membership,
-        credentials: Credentials,
+        endpoint: EdgeEndpoint,
         stages: StageHost,
         weights: NodeWeights,
         *,
-        listen_host: str,
         step_seconds: float,
         cost_of: CostOf,
         spawn: Spawn,
-        open_route: OpenRoute | None = None,
         on_record: Callable[[DeploymentRecord], None] = lambda record: None,
     ) -> None:
         self.coordinated: dict[DeploymentId, Deployment] = {}
@@ -74,13 +71,15 @@ class Coordination:
         )
         self.remote = RemoteSequences(membership)
         self.planner = Planner(membership, self.records, weights, cost_of)
+        self._dependencies = DeploymentDependencies(
+            membership=membership,
+            endpoint=endpoint,
+            step_seconds=step_seconds,
+            cost_of=cost_of,
+            start_draft=self._start_draft,
+        )
         self._membership = membership
-        self._credentials = credentials
         self._stages = stages
-        self._listen_host = listen_host
-        self._open_route = open_route
-        self._step_seconds = step_seconds
-        self._cost_of = cost_of
         self._spawn = spawn
         self._on_record = on_record
         self._removal_reasons: dict[DeploymentId, str] = {}
@@ -293,15 +292,7 @@ class Coordination:
             record,
             profile,
             read.fingerprint,
-            DeploymentDependencies(
-                membership=self._membership,
-                credentials=self._credentials,
-                listen_host=self._listen_host,
-                open_route=self._open_route,
-                step_seconds=self._step_seconds,
-                cost_of=self._cost_of,
-                start_draft=self._start_draft,
-            ),
+            self._dependencies,
             publish=self.records.publish,
             on_record=self.records.learn,
             weights=read.weights,

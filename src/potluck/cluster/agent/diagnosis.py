@@ -7,7 +7,6 @@ comes from, so that members cannot make others scan the network.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import secrets
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from potluck.cluster.agent.own_address import is_own_address
+from potluck.cluster.background import is_set_within
 from potluck.cluster.coordinator.ways import known_reachability
 from potluck.cluster.network.membership import Address, Membership, unreachable
 from potluck.cluster.wire.calls import (
@@ -148,8 +148,7 @@ async def _receives_from(
             await MULTICAST.call(membership, node, request)
         except CallError:
             return None
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(arrival.wait(), _PROBE_WAIT_SECONDS)
+        if await is_set_within(arrival, _PROBE_WAIT_SECONDS):
             return True
     return False
 

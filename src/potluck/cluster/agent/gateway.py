@@ -21,6 +21,7 @@ from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import as_seen, cluster_view
 from potluck.cluster.agent.weights import NodeWeights
+from potluck.cluster.background import SharedCalls
 from potluck.cluster.coordinator.survey import ask_report
 from potluck.errors import EngineError, ModelNotFoundError, PotluckError
 from potluck.placement.layout import LayoutNode, layout_nodes
@@ -61,7 +62,7 @@ class AgentGateway:
         self._latest = LatestReports(self._ask_report)
         self._metrics: Sequence[ModelMetrics] = ()
         self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._asking = SharedCalls[None, None]()
 
     def models(self) -> Sequence[ModelStatus]:
         """Return all deployed models, oldest first. None is ready at a node that is leaving."""
@@ -155,7 +156,7 @@ class AgentGateway:
             agent.node_id,
             self._latest.reports(alive),
             self._latest.silent(alive),
-            agent.incompatible,
+            agent.events.incompatible,
             self._as_seen(),
             self._metrics if metrics is None else metrics,
         )
@@ -178,9 +179,7 @@ class AgentGateway:
 
         All that wait for the answers share one round of calls.
         """
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_coordinators())
-        await asyncio.shield(self._asking)
+        await self._asking.call(None, self._ask_coordinators)
 
     def metrics(self) -> Sequence[ModelMetrics]:
         """Return the metrics as of the last ``refresh``."""

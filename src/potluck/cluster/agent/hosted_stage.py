@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -140,26 +140,6 @@ class HostedStage:
         return msgspec.structs.replace(self.requested, epoch=epoch).held
 
 
-def memory_of(stages: Sequence[HostedStage]) -> StageMemory:
-    """Return the memory that plans have assigned to ``stages``, and how much of it is in use."""
-    untaken_bytes = 0
-    device_bytes: Counter[UnitId] = Counter()
-    for each in stages:
-        device_bytes[each.requested.unit_id] += each.requested.device_bytes
-        with suppress(psutil.Error):
-            memory = psutil.Process(each.worker.pid).memory_info()
-            # Pages of a mapped file are resident, but not part of a plan.
-            taken_bytes = memory.rss - memory.shared if each.requested.is_mapped else memory.rss
-            # Caches fill as they are used.
-            untaken_bytes += max(0, each.requested.num_bytes - taken_bytes)
-    return StageMemory(
-        planned_bytes=sum(each.requested.num_bytes for each in stages),
-        untaken_bytes=untaken_bytes,
-        device_bytes=device_bytes,
-        held=tuple(each.held for each in stages if each.is_usable),
-    )
-
-
 async def stats_of(worker: WorkerProcess, seconds: float = STATS_SECONDS) -> Stats | None:
     """Return a worker's totals; None if it is not loaded or does not answer in time."""
     with suppress(TimeoutError, PotluckError):
@@ -182,7 +162,23 @@ class HostedStages:
     @property
     def memory(self) -> StageMemory:
         """Return the memory that plans have assigned to the stages here, and how much is in use."""
-        return memory_of(self.here())
+        stages = self.here()
+        untaken_bytes = 0
+        device_bytes: Counter[UnitId] = Counter()
+        for each in stages:
+            device_bytes[each.requested.unit_id] += each.requested.device_bytes
+            with suppress(psutil.Error):
+                memory = psutil.Process(each.worker.pid).memory_info()
+                # Pages of a mapped file are resident, but not part of a plan.
+                taken_bytes = memory.rss - memory.shared if each.requested.is_mapped else memory.rss
+                # Caches fill as they are used.
+                untaken_bytes += max(0, each.requested.num_bytes - taken_bytes)
+        return StageMemory(
+            planned_bytes=sum(each.requested.num_bytes for each in stages),
+            untaken_bytes=untaken_bytes,
+            device_bytes=device_bytes,
+            held=tuple(each.held for each in stages if each.is_usable),
+        )
 
     @property
     def is_serving(self) -> bool:
@@ -307,8 +303,8 @@ class EpochsInForce:
 
     def is_over(self, deployment: DeploymentId, epoch: Epoch) -> bool:
         """Return whether ``epoch`` is over."""
-        highest, ended = self._highest.get(deployment), self._ended.get(deployment)
-        return (highest is not None and epoch < highest) or (ended is not None and epoch <= ended)
+        ended = self._ended.get(deployment)
+        return self.has_higher(deployment, epoch) or (ended is not None and epoch <= ended)
 
     def has_higher(self, deployment: DeploymentId, epoch: Epoch) -> bool:
         """Return whether a higher epoch than ``epoch`` was seen in use."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
+from potluck.cluster.background import SharedCalls
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.methods import HOST
 from potluck.errors import CallError
@@ -39,20 +40,13 @@ class OwnHost:
 
     def __init__(self, hardware: Callable[[], ProbeReport]) -> None:
         self._hardware = hardware
-        self._describing: asyncio.Future[bytes] | None = None
+        self._calls = SharedCalls[None, bytes]()
 
     async def description(self) -> bytes:
         """Return the document. Raises ``CallError`` if the machine cannot be described."""
-        if self._describing is None:
-            making = asyncio.to_thread(_description, self._hardware())
-            self._describing = asyncio.ensure_future(making)
-            self._describing.add_done_callback(self._described)
-        return await asyncio.shield(self._describing)
-
-    def _described(self, describing: asyncio.Future[bytes]) -> None:
-        self._describing = None
-        if not describing.cancelled():
-            describing.exception()  # the callers may have gone; keep asyncio from logging it
+        return await self._calls.call(
+            None, lambda: asyncio.to_thread(_description, self._hardware())
+        )
 
 
 def _description(hardware: ProbeReport) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from potluck.cluster.agent.config import AgentConfig
+from potluck.cluster.agent.removals import read_removals
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.coordinator.survey import ask_report
 from potluck.cluster.invitations.identity import (
@@ -18,14 +19,12 @@ from potluck.cluster.invitations.identity import (
 from potluck.cluster.invitations.joined import with_addresses
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.network.trust.pem_files import PemPaths
-from potluck.cluster.network.trust.removals import decode_lines, encode_lines, is_genuine
+from potluck.cluster.network.trust.removals import encode_lines, is_genuine
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
 from potluck.host.private_files import replace_file
-from potluck.host.system import read_regular_file
 
 _log = logging.getLogger(__name__)
 
-_MAX_REMOVED_BYTES = 1 << 21
 _FIRST_SECONDS = 5.0
 _ADDRESS_SECONDS = 600.0
 """How often the addresses of the others are recorded; they rarely change."""
@@ -55,7 +54,7 @@ def _keep_genuine(identity: Identity, paths: PemPaths, state: StateDirectory) ->
     """Drop entries of other clusters from the file of removed nodes, such as after a new secret."""
     with state.errors("cannot store the list of removed nodes"):
         try:
-            found = decode_lines(read_regular_file(paths.removed, _MAX_REMOVED_BYTES))
+            found = read_removals(paths.removed)
         except FileNotFoundError:
             return
         authority = identity.credentials.authority_pem

@@ -16,7 +16,7 @@ from potluck.cluster.invitations.channel import Question, Reply, Settings
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.invitation import Invitation
 from potluck.cluster.invitations.issuing import ClusterFacts, Issuing
-from potluck.cluster.invitations.ledger import IssuedMembership, Ledger, LedgerFile
+from potluck.cluster.invitations.ledger import Ledger, LedgerFile
 from potluck.cluster.invitations.supervisor import InvitationServer
 from potluck.cluster.network.acceptor.routes import JOIN_NAME
 from potluck.cluster.network.membership import Address, Membership
@@ -76,10 +76,6 @@ class Inviting:
             except OSError as error:
                 raise _unreadable(error) from error
         return self._ledger
-
-    def members(self) -> Sequence[IssuedMembership]:
-        """Return the memberships that this node has issued."""
-        return self.ledger.members
 
     async def resume(self) -> None:
         """Serve the invitations that were open when the agent last stopped."""
@@ -207,7 +203,7 @@ class Inviting:
         return ClusterFacts(
             cluster_id=self._identity.cluster_id,
             version=__version__,
-            addresses=(str(self._membership.address),),
+            addresses=tuple(map(str, self._addresses())),
             multicast=self._multicast,
             taken_names=(host_name(), *(each.name for each in self.ledger.members)),
         )

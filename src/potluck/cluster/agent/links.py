@@ -15,20 +15,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 
-from potluck.cluster.background import Spawn
+from potluck.cluster.background import Spawn, is_set_within, on_thread
 from potluck.cluster.network.edges.connect import connect_both_ways
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
-from potluck.cluster.network.edges.listener import EdgeListener, OpenRoute, listen_for_edges
+from potluck.cluster.network.edges.listener import EdgeEndpoint, EdgeListener
 from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.cluster.network.links.exchange import LIMITS, SIZES, Measured, run_client, run_server
 from potluck.cluster.network.links.figures import LinkFigures, Sample
 from potluck.cluster.network.links.schedule import LEAST_SECONDS, LinkBudget, LinkSchedule
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.network.membership.address import ip_of
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import (
     CheckLinks,
     LinkAnswer,
@@ -91,15 +91,8 @@ class _Outcome:
     spent_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Allowed:
-    """How long the largest frames of one turn may take; see ``exchange.run_client``."""
-
-    seconds: float
-    unresolved_seconds: float
-
-
 _Ends = tuple[OutgoingEdge, IncomingEdge]
+_Lead = Callable[[OutgoingEdge, IncomingEdge], Measured]
 
 
 class _Measurement:
@@ -115,21 +108,21 @@ class _Measurement:
         open_ends: Callable[[], _Ends],
         *,
         leads_first: bool,
-        allowed: _Allowed,
+        lead: _Lead,
         listener: EdgeListener | None = None,
     ) -> None:
         self.peer = peer
-        self._loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[_Outcome] = self._loop.create_future()
         self._open_ends = open_ends
         self._leads_first = leads_first
-        self._allowed = allowed
+        self._lead = lead
         self._listener = listener
         self._changing = threading.Lock()
         self._ends: _Ends | None = None
         self._is_cut = False
-        self._deadline = self._loop.call_later(_CONNECT_SECONDS + _EXCHANGE_SECONDS, self.cut)
-        threading.Thread(target=self._run, name="measure-link", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(_CONNECT_SECONDS + _EXCHANGE_SECONDS, self.cut)
+        self.outcome = on_thread(self._run, name="measure-link")
+        self.outcome.add_done_callback(lambda _: deadline.cancel())
 
     @property
     def is_connected(self) -> bool:
@@ -148,18 +141,14 @@ class _Measurement:
         if ends is not None:
             ends[0].close()
 
-    def _run(self) -> None:
-        outcome: _Outcome | None = None
-        error: PotluckError | None = None
+    def _run(self) -> _Outcome:
         try:
-            outcome = self._measure()
-        except PotluckError as failure:
-            error = failure
-        except Exception as failure:  # noqa: BLE001 - the boundary of the thread
+            return self._measure()
+        except PotluckError:
+            raise
+        except Exception as error:
             _log.exception("could not measure the link to node %s", self.peer)
-            error = EdgeError(self.peer, f"{type(failure).__name__}: {failure}")
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._settle, outcome, error)
+            raise EdgeError(self.peer, f"{type(error).__name__}: {error}") from error
 
     def _measure(self) -> _Outcome:
         began = time.thread_time()
@@ -171,11 +160,11 @@ class _Measurement:
         try:
             self._own(ends)
             if self._leads_first:
-                measured = self._lead(ends)
+                measured = self._lead(*ends)
                 run_server(*ends)
             else:
                 run_server(*ends)
-                measured = self._lead(ends)
+                measured = self._lead(*ends)
             path = ends[0].path()
         finally:
             ends[0].close()
@@ -187,26 +176,11 @@ class _Measurement:
             spent_seconds=max(wire_seconds, time.thread_time() - began),
         )
 
-    def _lead(self, ends: _Ends) -> Measured:
-        allowed = self._allowed
-        return run_client(
-            *ends, allowed_seconds=allowed.seconds, unresolved_seconds=allowed.unresolved_seconds
-        )
-
     def _own(self, ends: _Ends) -> None:
         with self._changing:
             self._ends = ends
             if self._is_cut:
                 raise EdgeError(self.peer, "the measurement was cancelled")
-
-    def _settle(self, outcome: _Outcome | None, error: PotluckError | None) -> None:
-        self._deadline.cancel()
-        if self.outcome.done():
-            return
-        if outcome is not None:
-            self.outcome.set_result(outcome)
-        elif error is not None:
-            self.outcome.set_exception(error)
 
 
 class Links:
@@ -218,20 +192,16 @@ class Links:
     def __init__(
         self,
         membership: Membership,
-        credentials: Credentials,
+        endpoint: EdgeEndpoint,
         *,
-        listen_host: str,
         spawn: Spawn,
-        open_route: OpenRoute | None = None,
         connect_seconds: float = _CONNECT_SECONDS,
         is_busy: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         draws: random.Random | None = None,
     ) -> None:
         self._membership = membership
-        self._credentials = credentials
-        self._listen_host = listen_host
-        self._open_route = open_route
+        self._endpoint = endpoint
         self._spawn = spawn
         self._connect_seconds = connect_seconds
         self._is_busy = is_busy
@@ -322,9 +292,7 @@ class Links:
             node_id, due_at = upcoming
             wait_seconds = max(due_at - now, self._budget.wait_seconds(now))
             if wait_seconds > 0:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_seconds):
-                        await self._changed.wait()
+                await is_set_within(self._changed, wait_seconds)
                 continue
             await self._begin(node_id)
 
@@ -361,7 +329,7 @@ class Links:
             node_id,
             self._connecting(node_id, answer, request.number),
             leads_first=True,
-            allowed=self._allowed(answer.budget_seconds),
+            lead=self._lead(answer.budget_seconds),
         )
         try:
             await self._conclude(measurement)
@@ -376,7 +344,7 @@ class Links:
         hello = _hello(self._membership.node_id, number)
         return lambda: connect_both_ways(
             answer.address,
-            self._credentials,
+            self._endpoint.credentials,
             hello,
             peer=node_id,
             limits=LIMITS,
@@ -444,9 +412,10 @@ class Links:
         if self._is_closed or wait_seconds > 0 or self._is_occupied(request):
             return LinkBusy(wait_seconds=wait_seconds)
         try:
-            listener = listen_for_edges(self._listen_host, self._credentials, self._open_route)
+            listener = self._endpoint.listen()
         except OSError as error:
-            raise CallError(f"cannot listen at {self._listen_host}: {error.strerror}") from error
+            host = self._endpoint.listen_host
+            raise CallError(f"cannot listen at {host}: {error.strerror}") from error
         hello = _hello(caller, request.number)
         if request.is_check:
             self._num_awaited_checks += 1
@@ -458,7 +427,7 @@ class Links:
                 hello, peer=caller, limits=LIMITS, timeout_seconds=self._connect_seconds
             ),
             leads_first=False,
-            allowed=self._allowed(request.budget_seconds),
+            lead=self._lead(request.budget_seconds),
             listener=listener,
         )
         self._measurements.add(measurement)
@@ -527,8 +496,8 @@ class Links:
         self._changed.set()
         self._news.set()
 
-    def _allowed(self, peer_budget_seconds: float) -> _Allowed:
-        """Return how long this node's turn may take.
+    def _lead(self, peer_budget_seconds: float) -> _Lead:
+        """Return what measures in this node's turn, with the time that it may take.
 
         Both nodes pay for both turns, and the smaller sizes take a third of the time of the last
         one.
@@ -536,17 +505,11 @@ class Links:
         budget_seconds = min(self._budget.available(self._clock()), peer_budget_seconds)
         most = max(0.0, min(_FRAMES_SECONDS, budget_seconds / 3))
         seconds = min(most, _BUSY_FRAMES_SECONDS) if self._is_busy() else most
-        return _Allowed(seconds=seconds, unresolved_seconds=2 * most)
+        return partial(run_client, allowed_seconds=seconds, unresolved_seconds=2 * most)
 
 
 def _listening(listener: EdgeListener, budget_seconds: float) -> LinkListening:
-    address = listener.address
-    return LinkListening(
-        host=address.host,
-        port=address.port,
-        name=address.name,
-        budget_seconds=budget_seconds,
-    )
+    return LinkListening(**asdict(listener.address), budget_seconds=budget_seconds)
 
 
 def _hello(first: NodeId, number: int) -> Hello:

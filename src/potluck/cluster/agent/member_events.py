@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from potluck.cluster.network.membership import Observer
 from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
 
 _log = logging.getLogger(__name__)
+
+OnMember = Callable[[NodeId], None]
 
 
 class MemberEvents:
@@ -38,12 +40,13 @@ class MemberEvents:
             on_conflict=self.has_to_leave,
         )
 
-    async def run(self, joined: Callable[[NodeId], None], left: Callable[[NodeId], None]) -> None:
+    async def run(self, *, joined: Sequence[OnMember], left: Sequence[OnMember]) -> None:
         """Pass on all joins and leaves, in order, until cancelled."""
         while True:
             node, is_there = await self._comings.get()
             try:
-                (joined if is_there else left)(node)
+                for handle in joined if is_there else left:
+                    handle(node)
             except Exception:  # noqa: BLE001 - later events must still be handled
                 _log.exception("could not handle a change of node %s", node)
 

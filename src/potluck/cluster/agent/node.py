@@ -16,17 +16,10 @@ from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.hardware import ProbeReport
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport, UnitReport
+from potluck.types.speed import LinkSpeed
 from potluck.version import __version__
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """Facts that do not change while the agent runs."""
-
-    node_id: NodeId
-    memory_limit_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +38,28 @@ class StageMemory:
 
 
 def report(
-    facts: NodeFacts,
+    node_id: NodeId,
     hardware: ProbeReport,
     units: Sequence[NodeUnit],
     threads: NodeThreads,
     *,
+    memory_limit_bytes: int | None,
     address: str,
     http_address: str | None,
     is_draining: bool,
     stages: StageMemory,
     refused: Mapping[DeploymentId, str],
+    links: tuple[LinkSpeed, ...] = (),
 ) -> NodeReport:
     """Return the node's current report."""
     memory = memory_facts(THIS_MACHINE)
-    limit = facts.memory_limit_bytes
     usable = memory.usable.bytes - stages.untaken_bytes
-    if limit is not None:
-        usable = min(usable, limit - stages.planned_bytes)
+    if memory_limit_bytes is not None:
+        usable = min(usable, memory_limit_bytes - stages.planned_bytes)
     usable = max(0, usable)
     host_id = _host_id()
     return NodeReport(
-        node_id=facts.node_id,
+        node_id=node_id,
         name=host_name(),
         host_id=host_id,
         version=__version__,
@@ -73,7 +67,7 @@ def report(
         http_address=http_address,
         available_bytes=memory.usable.bytes,
         available_reason=memory.usable.reason,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=memory_limit_bytes,
         usable_bytes=usable,
         pools=memory_pools(host_id),
         untaken_bytes=stages.untaken_bytes,
@@ -82,6 +76,7 @@ def report(
         held=stages.held,
         units=tuple(_unit(unit, usable, stages.device_bytes, threads) for unit in units),
         hardware=replace(hardware, memory=memory),
+        links=links,
     )
 
 

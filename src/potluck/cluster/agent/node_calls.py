@@ -6,16 +6,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
-
-import msgspec
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import connect_back, send_multicast
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.hosts import OwnHost
+from potluck.cluster.agent.links import Links
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
-from potluck.cluster.agent.node import NodeFacts, report
+from potluck.cluster.agent.node import report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits
@@ -29,7 +27,7 @@ from potluck.cluster.wire.calls import (
     SurveyNode,
 )
 from potluck.cluster.wire.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS, SURVEY
-from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.cluster import DeploymentId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.node import NodeReport
 from potluck.types.speed import LinkSpeed, NodeSpeeds
@@ -38,20 +36,11 @@ _CHECK_SECONDS = 2.0
 """How long a survey waits for the check of the model, so that it is answered in time."""
 
 
-class AskLinks(Protocol):
-    """Returns the speeds of this node's links."""
-
-    def __call__(self, *, may_wait: bool) -> Awaitable[tuple[LinkSpeed, ...]]:
-        """Return the known speeds, after measuring new links if the caller ``may_wait``."""
-        ...
-
-
 class NodeCalls:
     """Answers calls about the node. For use in the agent's event loop."""
 
     def __init__(
         self,
-        facts: NodeFacts,
         membership: Membership,
         hardware: Hardware,
         units: NodeUnits,
@@ -60,11 +49,11 @@ class NodeCalls:
         coordination: Coordination,
         text_problem: Callable[[DeploymentRecord], str],
         speeds: MeasuredSpeeds,
-        links: AskLinks,
+        links: Links,
         check: Callable[[CheckModel], Awaitable[ModelCheck]],
-        unreachable: Callable[[], tuple[NodeId, ...]] = tuple,
+        *,
+        memory_limit_bytes: int | None,
     ) -> None:
-        self._facts = facts
         self._membership = membership
         self._hardware = hardware
         self._units = units
@@ -75,7 +64,7 @@ class NodeCalls:
         self._speeds = speeds
         self._links = links
         self._check = check
-        self._unreachable = unreachable
+        self._memory_limit_bytes = memory_limit_bytes
         self._own_host = OwnHost(lambda: hardware.report)
         self.http_address: str | None = None
         """The address of this node's HTTP API, as reported to others; None if it has none."""
@@ -92,18 +81,19 @@ class NodeCalls:
 
     async def _on_report(self, _: None) -> NodeReport:
         refused = await self._refused()
-        own = report(
-            self._facts,
+        return report(
+            self._membership.node_id,
             self._hardware.report,
             self._units.all(),
             self._threads,
+            memory_limit_bytes=self._memory_limit_bytes,
             address=str(self._membership.address),
             http_address=self.http_address,
             is_draining=self._coordination.is_draining,
             stages=self._stages.hosted.memory,
             refused=refused,
+            links=await self._link_speeds(may_wait=False),
         )
-        return msgspec.structs.replace(own, links=await self._links(may_wait=False))
 
     async def _refused(self) -> dict[DeploymentId, str]:
         """Return the deployments that this node cannot answer for, and why; empty if it has no
@@ -123,13 +113,19 @@ class NodeCalls:
         if request.may_wait:  # a stuck worker would make every caller wait
             await self._stages.hosted.collect()
         return NodeSpeeds(
-            node_id=self._facts.node_id,
+            node_id=self._membership.node_id,
             step_times={
                 shape: times for shape in request.model_shapes if (times := self._speeds.of(shape))
             },
-            links=await self._links(may_wait=request.may_wait),
-            unreachable=self._unreachable(),
+            links=await self._link_speeds(may_wait=request.may_wait),
+            unreachable=self._links.unreachable(),
         )
+
+    async def _link_speeds(self, *, may_wait: bool) -> tuple[LinkSpeed, ...]:
+        """Return the known speeds, after measuring new links if the caller ``may_wait``."""
+        for node, path in self._coordination.paths_in_use():
+            self._links.used(node, path)
+        return await self._links.settled() if may_wait else self._links.speeds()
 
     async def _on_survey(self, request: SurveyNode) -> NodeSurvey:
         checking = asyncio.ensure_future(self._check(CheckModel(model=request.model)))

@@ -65,7 +65,7 @@ def invitations_view(ledger: Ledger, now: float) -> InvitationsDocument:
 def nodes_view(cluster: ClusterDocument, removals: Removals, inviting: Inviting) -> NodesDocument:
     """Return the members, the absent nodes that this node invited, and the removed nodes."""
     removed = {NodeId(node): time for node, time in removals.times().items()}
-    invited = {NodeId(each.node_id): each for each in inviting.members()}
+    invited = {NodeId(each.node_id): each for each in inviting.ledger.members}
     here = {each.node_id: each for each in cluster.nodes}
     nodes = []
     for node in dict.fromkeys((*sorted(here), *invited, *sorted(removed))):

@@ -13,14 +13,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.series import Sampler, Series
 from potluck.cluster.agent.service import Agent
-from potluck.cluster.background import Spawn
+from potluck.cluster.background import Spawn, is_set_within
 from potluck.errors import OverloadedError
 from potluck.types.cluster import DeploymentId
 from potluck.types.cluster_events import ClusterEvent, ModelSample
@@ -121,12 +120,8 @@ class Observation:
                 await self._step(is_second=is_second)
             except Exception:  # noqa: BLE001 - retried in the next second
                 _log.exception("could not sample the cluster")
-            is_second = False
-            try:
-                async with asyncio.timeout(_STEP_SECONDS - self._now() % _STEP_SECONDS):
-                    await self._is_due.wait()
-            except TimeoutError:
-                is_second = True
+            left = _STEP_SECONDS - self._now() % _STEP_SECONDS
+            is_second = not await is_set_within(self._is_due, left)
 
     async def _step(self, *, is_second: bool) -> None:
         live = {each.deployment: each for each in self._agent.coordination.records.live()}
@@ -294,9 +289,7 @@ class Watcher:
 
     async def take(self, seconds: float) -> Sequence[Notice]:
         """See ``Watch``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
+        await is_set_within(self._news, seconds)
         self._news.clear()
         if self._is_cut_off:
             raise OverloadedError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,10 +20,8 @@ from potluck.placement.new_deployment import draft_request, facts_of, name_of, n
 from potluck.placement.plan import explanation_of
 from potluck.placement.planned import PlannedModel, plan_record, preferences_of, size_of
 from potluck.types.deployment import Deploy, DeploymentRecord, StageRecord
+from potluck.types.documents.plan import PlanDocument
 from potluck.types.profile import ModelProfile
-
-if TYPE_CHECKING:
-    from potluck.placement.plan_view import PlanOutcome
 
 
 class Planner:
@@ -84,9 +81,9 @@ class Planner:
         small = await self._weights.read(named.draft, known)
         return await asyncio.to_thread(draft_request, named, small.description, verified), known
 
-    async def plan(self, request: Deploy) -> PlanOutcome:
+    async def plan(self, request: Deploy) -> PlanDocument:
         """Plan a deployment, and before it that of its draft model, without loading anything."""
-        from potluck.placement.plan_view import PlanOutcome  # imported late: rarely used
+        from potluck.placement.plan_view import PlanOutcome, plan_view  # most are never asked
 
         read, profile = await self.read(request.model)
         draft: DeploymentRecord | None = None
@@ -103,13 +100,14 @@ class Planner:
             profile,
             also_planned=() if draft is None or is_draft_deployed else draft.stages,
         )
-        return PlanOutcome(
+        outcome = PlanOutcome(
             record=record,
             reports=planned.reports,
             explanation=await asyncio.to_thread(explanation_of, planned),
             draft=draft,
             is_draft_deployed=is_draft_deployed,
         )
+        return plan_view(outcome, self._membership.node_id)
 
     async def _planned(
         self,

@@ -11,11 +11,14 @@ from pathlib import Path
 _PROC = Path("/proc")
 _STOPPED = "Tt"
 """The states of a process stopped by a signal such as SIGSTOP, and by a debugger."""
+_ENDED = "ZX"
 
 _FIRST_FIELD = 3
 """The number of the first field after the name, which may contain anything, including spaces and
 parentheses."""
-_MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS = (number - _FIRST_FIELD for number in (12, 14, 15))
+_PARENT, _MAJOR_FAULTS, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = (
+    number - _FIRST_FIELD for number in (4, 12, 14, 15, 22)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +26,13 @@ class ProcessStat:
     """``cpu_time`` and ``num_major_faults`` (pages that had to be read) since the start.
 
     The time is in nanoseconds if the kernel provides them, and else in ticks, usually of 10 ms:
-    compare it only with earlier values of the same process.
+    compare it only with earlier values of the same process. ``start_ticks`` is since the boot.
     """
 
     is_stopped: bool
+    has_ended: bool
+    parent: int
+    start_ticks: int
     cpu_time: int
     num_major_faults: int
 
@@ -59,6 +65,9 @@ def _read(folder: Path) -> ProcessStat | None:
         ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
         return ProcessStat(
             is_stopped=fields[0] in _STOPPED,
+            has_ended=fields[0] in _ENDED,
+            parent=int(fields[_PARENT]),
+            start_ticks=int(fields[_START_TICKS]),
             cpu_time=_nanoseconds(folder) or ticks,
             num_major_faults=int(fields[_MAJOR_FAULTS]),
         )

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from potluck.cluster.background import Spawn
+from potluck.cluster.background import SharedCalls, Spawn, is_set_within
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import (
     AskCoordinatorView,
@@ -194,10 +193,7 @@ class Changes:
 
     async def wait(self, seconds: float | None = None) -> None:
         """Return at the next change, or after ``seconds``."""
-        waiting = self._next
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await waiting.wait()
+        await is_set_within(self._next, seconds)
 
 
 class Records:
@@ -351,9 +347,6 @@ class Records:
         return records
 
 
-_Question = tuple[DeploymentId, Epoch]
-
-
 class CoordinatorViews:
     """Asks the members about a deployment whose coordinator this node does not see.
 
@@ -363,26 +356,14 @@ class CoordinatorViews:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._asking: dict[_Question, asyncio.Task[Mapping[NodeId, CoordinatorView]]] = {}
+        self._calls = SharedCalls[tuple[DeploymentId, Epoch], Mapping[NodeId, CoordinatorView]]()
 
     async def ask(self, record: DeploymentRecord) -> Mapping[NodeId, CoordinatorView]:
         """Return the answers given within a second, by node."""
-        question = (record.deployment, record.epoch)
-        asking = self._asking.get(question)
-        if asking is None:
-            asking = asyncio.ensure_future(self._ask_all(record))
-            self._asking[question] = asking
-            asking.add_done_callback(partial(self._finish, question))
-        return await asyncio.shield(asking)
-
-    def _finish(
-        self, question: _Question, asking: asyncio.Task[Mapping[NodeId, CoordinatorView]]
-    ) -> None:
-        del self._asking[question]
-        if not asking.cancelled():
-            asking.exception()  # the callers get it; there may be none left
-
-    async def _ask_all(self, record: DeploymentRecord) -> Mapping[NodeId, CoordinatorView]:
         request = AskCoordinatorView(deployment=record.deployment, known=record.epoch)
-        requests = dict.fromkeys(sorted(self._membership.nodes()), request)
-        return await COORDINATOR_VIEW.call_all(self._membership, requests)
+        return await self._calls.call(
+            (record.deployment, record.epoch),
+            lambda: COORDINATOR_VIEW.call_all(
+                self._membership, dict.fromkeys(sorted(self._membership.nodes()), request)
+            ),
+        )

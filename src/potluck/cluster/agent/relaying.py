@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.records import CoordinatorViews
+from potluck.cluster.background import Background, is_set_within
 from potluck.cluster.network.membership import MAX_PAYLOAD_BYTES, Membership
 from potluck.cluster.wire.calls import encode
 from potluck.cluster.wire.sequence_messages import Generate
@@ -61,7 +62,7 @@ class Relaying:
         self._coordination = coordination
         self._views = views
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._live: Counter[DeploymentId] = Counter()
         self._is_closed = False
         self._ended = asyncio.Event()
@@ -77,10 +78,7 @@ class Relaying:
         deadline = self._clock() + seconds
         while self._live.total() and (left := deadline - self._clock()) > 0:
             self._ended.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._ended.wait()
-            except TimeoutError:
+            if not await is_set_within(self._ended, left):
                 _log.warning("%d client streams are interrupted", self._live.total())
 
     def start(
@@ -96,9 +94,7 @@ class Relaying:
         the time that the deployment lets requests wait.
         """
         relayed = _Relayed(SequenceLog(request), on_update)
-        task = asyncio.ensure_future(self._relay(record, relayed))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._background.spawn(self._relay(record, relayed))
 
         def cancel() -> None:
             relayed.is_over = True

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import aclosing, suppress
-from typing import Any
 
+from potluck.cluster.background import Background
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.methods import FEED, START_SEQUENCE, STOP_SEQUENCE
 from potluck.cluster.wire.sequence_messages import (
@@ -71,7 +71,7 @@ class _Feed:
         self._numbers = itertools.count(1)
         self._live: dict[int, OnUpdate] = {}
         self._opened = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._idle: asyncio.TimerHandle | None = None
         self._reading = asyncio.ensure_future(self._read())
 
@@ -82,7 +82,7 @@ class _Feed:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._spawn(self._ask_to_start(number, generate, may_relay=may_relay))
+        self._background.spawn(self._ask_to_start(number, generate, may_relay=may_relay))
 
         def cancel() -> None:
             if self._forget(number) is not None:
@@ -90,14 +90,9 @@ class _Feed:
 
         return cancel
 
-    def _spawn(self, asking: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(asking)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _stop(self, number: int) -> None:
         if not self.is_over:
-            self._spawn(self._ask_to_stop(number))
+            self._background.spawn(self._ask_to_stop(number))
 
     def _forget(self, number: int) -> OnUpdate | None:
         on_update = self._live.pop(number, None)

@@ -40,6 +40,11 @@ _ATTEMPTS = 5
 _AGAIN_SECONDS = 2.0
 
 
+def read_removals(path: Path) -> tuple[Removal, ...]:
+    """Return the entries of the file of removed nodes. Raise ``OSError``."""
+    return decode_lines(read_regular_file(path, _MAX_FILE_BYTES))
+
+
 class Removals:
     """The removals. For use in the agent's event loop.
 
@@ -66,8 +71,7 @@ class Removals:
         self._known: dict[str, Removal] = {}
         self._holders: dict[NodeId, bool] = {}
         try:
-            known = decode_lines(read_regular_file(path, _MAX_FILE_BYTES))
-            self._known = {each.node_id: each for each in known}
+            self._known = {each.node_id: each for each in read_removals(path)}
         except FileNotFoundError:
             return
         self._refused(frozenset(map(NodeId, self._known)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +23,10 @@ from urllib.parse import urlsplit
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls, report_lost, serve_stages
-from potluck.cluster.agent.diagnosis import diagnose
 from potluck.cluster.agent.edge_routes import edge_routes
 from potluck.cluster.agent.hardware import Hardware
 from potluck.cluster.agent.history import History
 from potluck.cluster.agent.hosted_stage import HostedStage
-from potluck.cluster.agent.hosts import HostAnswer, ask_hosts
 from potluck.cluster.agent.identities import keep_addresses, own_identity
 from potluck.cluster.agent.inviting import Inviting
 from potluck.cluster.agent.known_nodes import KnownNodes
@@ -38,7 +36,6 @@ from potluck.cluster.agent.links import Links
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
-from potluck.cluster.agent.node import NodeFacts
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.agent.own_address import OwnAddress
 from potluck.cluster.agent.records import CoordinatorViews
@@ -57,6 +54,7 @@ from potluck.cluster.agent.weights import NodeWeights
 from potluck.cluster.background import Background
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.ledger import LedgerFile
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import (
     Address,
     Membership,
@@ -64,7 +62,6 @@ from potluck.cluster.network.membership import (
     MethodTable,
     PemPaths,
 )
-from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.peer_frames import SERVER_NAME
 from potluck.cluster.transfer.supervisor import TransferEvents, TransferProcess
@@ -76,14 +73,12 @@ from potluck.errors import CallError, PotluckError
 from potluck.host.cache_folder import hub_cache_folder
 from potluck.host.cores import threads_problem
 from potluck.probe.cache import ProbeCache, default_cache_path
-from potluck.probe.doctor.case import Cluster
 from potluck.probe.probe import Measuring, ProbeOptions
 from potluck.store.content_store import default_limit_bytes, default_store_folder
 from potluck.types.cluster import DeploymentId, NodeId
 from potluck.types.content import Transfer
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.gateway import ModelMetrics
-from potluck.types.speed import LinkSpeed
 from potluck.types.unit import backend_of
 
 _log = logging.getLogger(__name__)
@@ -120,7 +115,6 @@ class Agent:
         if num_ended:
             _log.warning("ended workers left behind by an earlier agent: %d", num_ended)
         identity, paths = own_identity(config, state)
-        node_id, credentials = identity.node_id, identity.credentials
         async with AsyncExitStack() as opened:
             cache = ProbeCache(default_cache_path(os.environ))
             threads = NodeThreads(config.num_threads)
@@ -145,12 +139,14 @@ class Agent:
             units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
             speeds = MeasuredSpeeds(state.step_times, units, threads)
             opened.callback(speeds.close)
-            open_route = edge_routes(membership)
+            endpoint = EdgeEndpoint(
+                credentials=identity.credentials,
+                listen_host=config.listen.host,
+                open_route=edge_routes(membership),
+            )
             links = Links(
                 membership,
-                credentials,
-                listen_host=config.listen.host,
-                open_route=open_route,
+                endpoint,
                 spawn=background.spawn,
                 is_busy=lambda: stages.hosted.is_serving or bool(coordination.coordinated),
             )
@@ -159,11 +155,6 @@ class Agent:
                 speeds.record(stage, stats)
                 if stats.way is not None:
                     links.used(stats.way.node_id, stats.way.path)
-
-            async def link_speeds(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
-                for node, path in coordination.paths_in_use():
-                    links.used(node, path)
-                return await links.settled() if may_wait else links.speeds()
 
             def transferred(job: str, transfer: Transfer) -> None:
                 stages.hosted.note_transfer(job, transfer)
@@ -181,20 +172,15 @@ class Agent:
             if files is not None:
                 opened.push_async_callback(files.close)
             stages = StageHost(
-                credentials,
+                config,
+                endpoint,
                 state.workers,
                 units,
-                listen_host=config.listen.host,
                 num_threads=threads.most,
-                packed_cache_bytes=config.packed_cache_bytes,
-                unit_step_seconds=config.stage_step_seconds,
-                stall_seconds=config.stall_seconds,
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
                 measured=measured,
                 files=files,
-                orphan_seconds=config.orphan_seconds,
-                open_route=open_route,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)
@@ -227,20 +213,13 @@ class Agent:
             history.began_with(frozenset(map(NodeId, removals.times())))
             fingerprints = Fingerprints()
             weights = NodeWeights(
-                membership,
-                fingerprints,
-                files,
-                None if files is None else lambda: TransferClient(files.worker_socket()),
-                link_speeds=links.speeds,
-                cannot=cannot,
+                membership, fingerprints, files, link_speeds=links.speeds, cannot=cannot
             )
             coordination = Coordination(
                 membership,
-                credentials,
+                endpoint,
                 stages,
                 weights,
-                listen_host=config.listen.host,
-                open_route=open_route,
                 step_seconds=config.step_seconds,
                 cost_of=partial(cost_of, backends=config.backends),
                 spawn=background.spawn,
@@ -251,12 +230,7 @@ class Agent:
             views = CoordinatorViews(membership)
             takeovers = Takeovers(membership, coordination, views, spawn=background.spawn)
             relaying = Relaying(membership, coordination, views)
-            facts = NodeFacts(
-                node_id=node_id,
-                memory_limit_bytes=config.memory_limit_bytes,
-            )
             node_calls = NodeCalls(
-                facts,
                 membership,
                 hardware,
                 units,
@@ -265,9 +239,9 @@ class Agent:
                 coordination,
                 partial(fingerprints.text_problem, can_get=not weights.cannot),
                 speeds,
-                link_speeds,
+                links,
                 weights.check,
-                unreachable=links.unreachable,
+                memory_limit_bytes=config.memory_limit_bytes,
             )
             node_calls.register(methods)
             serve_stages(stages, methods)
@@ -286,7 +260,9 @@ class Agent:
 
                 def is_serving() -> bool:
                     live = coordination.records.live()
-                    return stages.hosted.is_serving or serves(node_id, live, relaying.deployments)
+                    return stages.hosted.is_serving or serves(
+                        identity.node_id, live, relaying.deployments
+                    )
 
                 background.spawn(share_links(files, is_serving, links.speeds))
 
@@ -307,25 +283,25 @@ class Agent:
                         url,
                     )
 
-            def members() -> Sequence[Address]:
-                return tuple(dict.fromkeys((*config.connect, *known_nodes.addresses())))
-
-            own_address = OwnAddress(membership, members, config.find_host, moved)
-
-            def joined(node: NodeId) -> None:
-                history.joined(node)
-                takeovers.joined(node)
-                coordination.joined(node)
-                links.joined(node)
-                removals.joined(node)
-                known_nodes.joined(node)
-
-            def left(node: NodeId) -> None:
-                history.left(node)
-                coordination.left(node)
-                links.left(node)
-
-            background.spawn(events.run(joined=joined, left=left))
+            own_address = OwnAddress(
+                membership,
+                lambda: tuple(dict.fromkeys((*config.connect, *known_nodes.addresses()))),
+                config.find_host,
+                moved,
+            )
+            background.spawn(
+                events.run(
+                    joined=[
+                        history.joined,
+                        takeovers.joined,
+                        coordination.joined,
+                        links.joined,
+                        removals.joined,
+                        known_nodes.joined,
+                    ],
+                    left=[history.left, coordination.left, links.left],
+                )
+            )
             await inviting.resume()
             background.spawn(own_address.run())
             if identity.authority is None:
@@ -359,26 +335,9 @@ class Agent:
         return self.node_calls.http_address
 
     @property
-    def incompatible(self) -> Mapping[NodeId, int]:
-        """Return the wire versions of nodes that cannot join."""
-        return self.events.incompatible
-
-    @property
     def failed(self) -> asyncio.Future[None]:
         """Return a future that gets an exception if this node can no longer be a member."""
         return self.events.failed
-
-    async def drain(self) -> None:
-        """Let others continue without this node; see ``Leaving.drain``."""
-        await self.leaving.drain()
-
-    async def diagnose(self) -> Cluster:
-        """Check this node's connections to the others."""
-        return await diagnose(self.membership)
-
-    def hosts(self) -> AsyncGenerator[HostAnswer, None]:
-        """Yield the descriptions of all nodes for checking wheels, as they arrive."""
-        return ask_hosts(self.membership)
 
     async def metrics(self) -> tuple[ModelMetrics, ...]:
         """Return the metrics of all serving deployments whose coordinators answer, oldest first."""

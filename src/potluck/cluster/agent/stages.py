@@ -14,25 +14,26 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import msgspec
 
 from potluck.catalog import check_manifest
+from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.hosted_stage import (
     EpochsInForce,
     HostedStage,
     HostedStages,
     StageCrashes,
 )
-from potluck.cluster.agent.orphans import ORPHAN_SECONDS, Orphans
+from potluck.cluster.agent.orphans import Orphans
 from potluck.cluster.agent.unit_health import UnitFailure, failure_of
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.background import Background
-from potluck.cluster.network.edges.listener import OpenRoute, RoutedConnections
-from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.edges.listener import EdgeEndpoint, RoutedConnections
 from potluck.cluster.wire.calls import (
     ConnectStage,
     ReleaseStages,
@@ -74,43 +75,34 @@ class StageHost:
     ``report_lost`` tells the coordinator of a worker that exited unexpectedly; before that,
     ``unit_failed`` is called with what its exit says about its unit. ``measured`` gets all totals
     that workers report. ``files`` serves workers whose models are known by the content of their
-    files; without it they are refused. ``unit_step_seconds``, ``stall_seconds`` and
-    ``orphan_seconds``: see ``AgentConfig``.
+    files; without it they are refused.
     """
 
     def __init__(
         self,
-        credentials: Credentials,
+        config: AgentConfig,
+        endpoint: EdgeEndpoint,
         notes: WorkerNotes,
         units: NodeUnits,
         *,
-        listen_host: str,
         num_threads: int,
-        packed_cache_bytes: int | None,
-        unit_step_seconds: float,
-        stall_seconds: float,
         unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Coroutine[Any, Any, None]],
         measured: Callable[[HostedStage, Stats], None] | None = None,
         files: FileService | None = None,
-        orphan_seconds: float = ORPHAN_SECONDS,
-        open_route: OpenRoute | None = None,
     ) -> None:
         self._files = files
-        self._credentials = credentials
+        self._config = config
+        self._endpoint = endpoint
+        self._node_id = endpoint.credentials.node_id
         self._notes = notes
         self._units = units
-        self._listen_host = listen_host
-        self._open_route = open_route
         self._num_threads = num_threads
-        self._packed_cache_bytes = packed_cache_bytes
-        self._unit_step_seconds = unit_step_seconds
-        self._stall_seconds = stall_seconds
         self._unit_failed = unit_failed
         self._report_lost = report_lost
         self.hosted = HostedStages(measured)
         self._epochs = EpochsInForce()
-        self._orphans = Orphans(orphan_seconds, is_used=self._is_used, end=self._end_orphans)
+        self._orphans = Orphans(config.orphan_seconds, is_used=self._is_used, end=self._end_orphans)
         self._crashes = StageCrashes()
         # The coordinator detects a loss by its edges, too, or when a step takes too long.
         self._background = Background("could not report the loss of a stage")
@@ -137,7 +129,8 @@ class StageHost:
                 return
         self._check_in_force(spec)  # much may have changed in the meantime
         try:
-            route = None if self._open_route is None else self._open_route()
+            open_route = self._endpoint.open_route
+            route = None if open_route is None else open_route()
         except OSError as error:
             raise EngineError(f"cannot listen for the edge: {error.strerror or error}") from error
         try:
@@ -161,7 +154,8 @@ class StageHost:
         self.hosted.by_worker[worker] = hosted
         try:
             self._notes.remember(worker.pid)
-            async with aclosing(worker.load(load, stall_seconds=self._stall_seconds)) as events:
+            loading = worker.load(load, stall_seconds=self._config.stall_seconds)
+            async with aclosing(loading) as events:
                 async for event in events:
                     if isinstance(event, Loaded):
                         hosted.loaded = event
@@ -301,9 +295,7 @@ class StageHost:
             return None
         return msgspec.structs.replace(
             hosted.loaded,
-            host=address.host,
-            port=address.port,
-            name=address.name,
+            **asdict(address),
             read_bytes=0,
             seconds=0.0,
             is_kept=True,
@@ -314,7 +306,7 @@ class StageHost:
             return None
         if self._files is None:
             raise EngineError(
-                f"node {self._credentials.node_id} cannot fetch files of {spec.model}",
+                f"node {self._node_id} cannot fetch files of {spec.model}",
                 hint="its agent runs without a transfer process; see its log",
             )
         check_manifest(spec.files.manifest, spec.model)
@@ -328,12 +320,12 @@ class StageHost:
             spec=spec,
             unit=self._units.address(unit, spec.arithmetic),
             device_free_bytes=None if own_bytes is None else own_bytes - taken_bytes,
-            identity=self._credentials,
-            listen_host=self._listen_host,
+            identity=self._endpoint.credentials,
+            listen_host=self._endpoint.listen_host,
             route=None if route is None else EdgeRoute.of(route),
             num_threads=self._num_threads,
-            packed_cache_bytes=self._packed_cache_bytes,
-            step_seconds=None if spec.unit_id == CPU_UNIT else self._unit_step_seconds,
+            packed_cache_bytes=self._config.packed_cache_bytes,
+            step_seconds=None if spec.unit_id == CPU_UNIT else self._config.stage_step_seconds,
         )
 
     async def _fence(self, deployment: DeploymentId, epoch: Epoch) -> None:
@@ -398,7 +390,7 @@ class StageHost:
             return
         spec = hosted.serving or hosted.requested
         if worker.has_crashed:
-            line = f"stage {spec.index} on node {self._credentials.node_id}: {error.message}"
+            line = f"stage {spec.index} on node {self._node_id}: {error.message}"
             self._crashes.note(spec, line)
         failure = None if worker.was_killed else failure_of(error, worker.status)
         if failure is not None:
@@ -415,7 +407,7 @@ class StageHost:
             deployment=spec.deployment,
             epoch=spec.epoch,
             index=spec.index,
-            node_id=self._credentials.node_id,
+            node_id=self._node_id,
             message=error.message,
             fault=error.fault if isinstance(error, UnitFaultError) else "",
             has_stalled=isinstance(error, StalledError),

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
 from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.units import NodeUnit
 from potluck.cluster.agent.worker_process import silent
+from potluck.cluster.background import is_set_within, on_thread
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
@@ -121,9 +120,7 @@ class UnitMonitor:
             seconds = min(seconds, _LOOK_SECONDS, self._step_seconds)
         if (at := self._outages.health.next_test_at(excluding=self._testing)) is not None:
             seconds = min(seconds, max(0.0, at - time.monotonic()))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._outages.news.wait()
+        await is_set_within(self._outages.news, seconds)
         self._outages.news.clear()
 
     def _in_use(self) -> list[UnitId]:
@@ -225,15 +222,15 @@ class UnitMonitor:
         spec, device, trial = found
 
         def test() -> Retest:
-            return retest(
-                spec,
-                device,
-                trial,
-                cache=self._cache,
-                deadline_seconds=_TEST_SECONDS,
-            )
+            try:
+                return retest(
+                    spec, device, trial, cache=self._cache, deadline_seconds=_TEST_SECONDS
+                )
+            except Exception as error:  # noqa: BLE001 - the boundary of the thread
+                _log.exception("could not run a self-test")
+                return Retest(problem=f"{type(error).__name__}: {error}", fault=None)
 
-        return await _on_a_thread(test)
+        return await on_thread(test, name="self-test")
 
     async def _keep_quarantine(self) -> None:
         """Record units in the probe's quarantine for later starts of the agent, and observe it.
@@ -304,25 +301,3 @@ class _Seen:
 
     def was_tested(self) -> None:
         self._active_at = time.monotonic()
-
-
-async def _on_a_thread(test: Callable[[], Retest]) -> Retest:
-    """Run a self-test without blocking the event loop or the agent's exit."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Retest] = loop.create_future()
-
-    def tell(result: Retest) -> None:
-        if not done.done():
-            done.set_result(result)
-
-    def work() -> None:
-        try:
-            result = test()
-        except Exception as error:  # noqa: BLE001 - the boundary of the thread
-            _log.exception("could not run a self-test")
-            result = Retest(problem=f"{type(error).__name__}: {error}", fault=None)
-        with suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(tell, result)
-
-    threading.Thread(target=work, name="self-test", daemon=True).start()
-    return await done

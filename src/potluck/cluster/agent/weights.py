@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from potluck.catalog import (
-    ContentOpener,
     ManifestView,
     ModelDescription,
     check_manifest,
@@ -33,6 +32,7 @@ from potluck.catalog import (
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.needs import ByteRange, stage_needs, text_needs
 from potluck.cluster.agent.model_files import Fingerprints
+from potluck.cluster.background import SharedCalls
 from potluck.cluster.coordinator.ways import OPEN_PORT_HINT
 from potluck.cluster.coordinator.weights import (
     ModelWeights,
@@ -42,6 +42,7 @@ from potluck.cluster.coordinator.weights import (
     missing_text,
 )
 from potluck.cluster.network.membership import Membership
+from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.supervisor import TransferProcess
 from potluck.cluster.wire.calls import (
     CheckModel,
@@ -77,10 +78,6 @@ DESCRIBING = "describing "
 """The prefix of names of jobs that read a model's small files and headers for a coordinator."""
 
 
-OpenClient = Callable[[], ContentOpener]
-"""Opens a connection to the transfer process, for one thread."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadModel:
     """A model as its coordinator has read it; ``weights`` is None if files are not passed on."""
@@ -104,7 +101,6 @@ class NodeWeights:
         membership: Membership,
         fingerprints: Fingerprints,
         files: TransferProcess | None,
-        open_client: OpenClient | None,
         *,
         link_speeds: Callable[[], tuple[LinkSpeed, ...]],
         cannot: str = "",
@@ -112,11 +108,10 @@ class NodeWeights:
         self._membership = membership
         self._fingerprints = fingerprints
         self._files = files
-        self._open_client = open_client
         self._link_speeds = link_speeds
         self.cannot = cannot
         self.transfers: dict[str, Transfer] = {}
-        self._checks: dict[str, asyncio.Future[ModelCheck]] = {}
+        self._checks = SharedCalls[str, ModelCheck]()
 
     # Requests of coordinators.
 
@@ -265,32 +260,23 @@ class NodeWeights:
 
     def view(self, manifest: Manifest, name: str, job: str, *, keep: bool = True) -> ManifestView:
         """Return the files of a manifest, to be read in one thread. Blocking."""
-        if self._open_client is None:
-            raise self._without()
-        return ManifestView(manifest, self._open_client(), name=name, job=job, keep=keep)
+        client = TransferClient(self.process().worker_socket())
+        return ManifestView(manifest, client, name=name, job=job, keep=keep)
 
     def process(self) -> TransferProcess:
         """Return the transfer process. Raise ``TransferError`` if the agent runs without one."""
         if self._files is None:
-            raise self._without()
+            raise TransferError(
+                f"node {self._membership.node_id} does not share model files: {self.cannot}",
+                hint="see its agent's log",
+            )
         return self._files
-
-    def _without(self) -> TransferError:
-        return TransferError(
-            f"node {self._membership.node_id} does not share model files: {self.cannot}",
-            hint="see its agent's log",
-        )
 
     # Requests of other nodes.
 
     async def check(self, request: CheckModel) -> ModelCheck:
         """Return whether this node has a model. Concurrent questions share one answer."""
-        checking = self._checks.get(request.model)
-        if checking is None:
-            checking = asyncio.ensure_future(self._checked(request.model))
-            self._checks[request.model] = checking
-            checking.add_done_callback(lambda _: self._checks.pop(request.model))
-        return await asyncio.shield(checking)
+        return await self._checks.call(request.model, lambda: self._checked(request.model))
 
     async def _checked(self, model: str) -> ModelCheck:
         def check() -> ModelFingerprint | None:

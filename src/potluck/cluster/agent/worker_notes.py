@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from potluck.cluster.agent.process_stat import process_stat
 from potluck.errors import EngineError
 from potluck.host.private_files import replace_file
 from potluck.host.system import read_regular_file
@@ -28,12 +29,6 @@ WORKER_MODULE = "potluck.cluster.worker"
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _MAX_NOTE_BYTES = 2**16
-
-_FIRST_FIELD = 4
-_PARENT_FIELD = 4
-_START_TICKS_FIELD = 22
-"""The fields ``ppid`` and ``starttime`` of ``/proc/PID/stat``, numbered as in proc(5); after the
-name and the state the first is 4."""
 
 
 class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,23 +55,21 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def process_facts(pid: int) -> ProcessFacts | None:
     """Return the facts of a running process; None if there is none, or it has exited."""
+    stat = process_stat(pid)
+    if stat is None or stat.has_ended:
+        return None
     folder = _PROC / str(pid)
     try:
-        # The name, in parentheses, may contain anything, including spaces and parentheses.
-        fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-        state, *numbers = fields[2].split()
-        if state in "ZX":
-            return None
         return ProcessFacts(
             pid=pid,
-            parent=int(numbers[_PARENT_FIELD - _FIRST_FIELD]),
+            parent=stat.parent,
             boot_id=_BOOT_ID.read_text(encoding="ascii").strip(),
             pid_namespace=os.readlink(folder / "ns" / "pid"),  # noqa: PTH115 - not a path
-            start_ticks=int(numbers[_START_TICKS_FIELD - _FIRST_FIELD]),
+            start_ticks=stat.start_ticks,
             uid=folder.stat().st_uid,
             command_line=_command_line(folder),
         )
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError):
         return None
 
 

@@ -265,44 +265,43 @@ class WorkerProcess:
         Open edges are not affected. Raises the error that ended the worker: one that does not
         answer is killed.
         """
-        if self._listening.done():
-            raise self._lost()
-        address: asyncio.Future[EdgeAddress] = asyncio.get_running_loop().create_future()
-        self._addresses[epoch] = address
-        self._send(Listen(epoch=epoch))
-        try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                listening_at = await address
-                # The worker knows the address that its node had when it started.
-                return listening_at if self._route is None else self._route.address
-        except TimeoutError:
-            error = unresponsive(_ANSWER_SECONDS)
-            self.fail(error)
-            raise error from None
-        finally:
-            self._addresses.pop(epoch, None)
+        address = await self._ask(Listen(epoch=epoch), self._addresses, _ANSWER_SECONDS)
+        # The worker knows the address that its node had when it started.
+        return address if self._route is None else self._route.address
 
     async def connect(self, message: Connect) -> None:
         """Close the edges of a lower epoch and open the stage's own.
 
         Raises the worker's ``PotluckError``.
         """
-        if self._listening.done():
-            raise self._lost()
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._connecting[message.epoch] = ready
         self._connected = message.epoch
         self._disconnected.clear()
+        await self._ask(message, self._connecting, _CONNECT_SECONDS)
+
+    async def _ask(
+        self,
+        message: Listen | Connect,
+        pending: dict[Epoch, asyncio.Future[_Answer]],
+        seconds: float,
+    ) -> _Answer:
+        """Send a message about an epoch; return the answer, which settles a future in ``pending``.
+
+        Raises the error that ended the worker: one that does not answer is killed.
+        """
+        if self._listening.done():
+            raise self._lost()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        pending[message.epoch] = answer
         self._send(message)
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await ready
+            async with asyncio.timeout(seconds):
+                return await answer
         except TimeoutError:
-            error = unresponsive(_CONNECT_SECONDS)
+            error = unresponsive(seconds)
             self.fail(error)
             raise error from None
         finally:
-            self._connecting.pop(message.epoch, None)
+            pending.pop(message.epoch, None)
 
     def disconnect(self, epoch: Epoch) -> None:
         """Close the edges of ``epoch`` and of lower ones, and refuse them from now on."""

@@ -1,4 +1,4 @@
-"""The actions of a deployment's state machine. ``Deployment`` carries them out."""
+"""The actions of a deployment's state machine. ``Epochs`` carries them out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from potluck.errors import PotluckError
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.deployment import DeploymentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +51,6 @@ class Connect:
 class Serve:
     """Start forming steps over the connected pipeline, and release what its plan does not use."""
 
-    attempt: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detach:
@@ -88,11 +87,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportState:
-    """Publish the state of the deployment: ready, or why it is not."""
+    """Publish the state of the deployment, and why it is not ready."""
 
-    reason: str
-    is_ready: bool = False
-    is_degraded: bool = False
+    state: DeploymentState
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +111,6 @@ class Vacated:
 class UsePlan:
     """Use the plan of the requested move as the plan of this attempt."""
 
-    attempt: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOver:
@@ -132,11 +128,10 @@ class ReleaseUnused:
     epoch: Epoch
 
 
+AttemptPart = MakePlan | Claim | Load | Connect
+
 Action = (
-    MakePlan
-    | Claim
-    | Load
-    | Connect
+    AttemptPart
     | Serve
     | Detach
     | Cancel

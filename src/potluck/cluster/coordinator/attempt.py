@@ -11,7 +11,6 @@ from functools import partial
 import msgspec
 
 from potluck.cluster.coordinator.claiming import Grant, Refusal, claim
-from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.overdue import OverdueSteps
 from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
@@ -21,10 +20,9 @@ from potluck.cluster.coordinator.survey import plan_model
 from potluck.cluster.coordinator.ways import ANY_WAY, checked_reachability, known_reachability
 from potluck.cluster.coordinator.weights import ModelWeights, is_lacked, prepare_weights
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.network.trust.credentials import Credentials
-from potluck.cluster.wire.worker_messages import Loaded, Progress
+from potluck.cluster.wire.worker_messages import Loaded, Peer, Progress
 from potluck.engines.backends import CostOf
 from potluck.placement.costs import Counting
 from potluck.placement.links import LinkTable
@@ -73,9 +71,7 @@ class DeploymentDependencies:
     """
 
     membership: Membership
-    credentials: Credentials
-    listen_host: str
-    open_route: OpenRoute | None = None
+    endpoint: EdgeEndpoint
     step_seconds: float
     cost_of: CostOf
     start_draft: StartDraft | None = None
@@ -107,7 +103,7 @@ class Attempt:
         self._edge_limits = limits_of(config, self.size)
         self._planned: PlannedModel | None = None
         self._grant: Grant | None = None
-        self._addresses: list[StageAddress] = []
+        self._addresses: list[Peer] = []
         self._kept_blocks: dict[int, str] = {}
         self._ways = ANY_WAY
         self._edges: tuple[OutgoingEdge, IncomingEdge] | None = None
@@ -151,20 +147,12 @@ class Attempt:
         """
         record = self.record
         is_prescribed = bool(record.spec.layout) or record.spec.objective is Objective.MEMORY
-        planned = await plan_model(
-            self._dependencies.membership,
-            record.spec.model,
-            self._counting,
-            self._fingerprint,
+        planned = await self._make_plan(
+            without,
+            left_out,
             self.size,
             may_quantize=record.spec.quantization is None,
-            arithmetic=record.status.plan.arithmetic,
-            preferences=preferences_of(record),
-            left_out=left_out,
-            record=record,
-            leaving=without,
             from_scratch=is_first and is_prescribed,
-            weights=self._weights,
         )
         if record.status.plan.arithmetic is Arithmetic.EXACT:
             # The gain of another arithmetic is shown by plans, not by deployments that do not want
@@ -184,23 +172,37 @@ class Attempt:
 
         Weights and arithmetic do not change. Raises the same errors as ``plan_model``.
         """
+        size = replace(self.size, quantization=self.record.status.plan.quantization)
+        planned = await self._make_plan(
+            without, left_out, size, may_quantize=False, from_scratch=True
+        )
+        return compared(planned, self.record)
+
+    async def _make_plan(
+        self,
+        without: Collection[NodeId],
+        left_out: Mapping[NodeUnitId, str],
+        size: StageSize,
+        *,
+        may_quantize: bool,
+        from_scratch: bool,
+    ) -> PlannedModel:
         record = self.record
-        planned = await plan_model(
+        return await plan_model(
             self._dependencies.membership,
             record.spec.model,
             self._counting,
             self._fingerprint,
-            replace(self.size, quantization=record.status.plan.quantization),
-            may_quantize=False,
+            size,
+            may_quantize=may_quantize,
             arithmetic=record.status.plan.arithmetic,
             preferences=preferences_of(record),
             left_out=left_out,
             record=record,
             leaving=without,
-            from_scratch=True,
+            from_scratch=from_scratch,
             weights=self._weights,
         )
-        return compared(planned, record)
 
     async def claim(self, above: Epoch, *, may_be_alone: bool) -> Grant | Refusal:
         """Claim an epoch for the plan."""
@@ -306,13 +308,9 @@ class Attempt:
         self.record = self.record.with_files(manifest=manifest)
         return True
 
-    def note_transfers(self, transfers: tuple[TransferRecord, ...]) -> None:
-        """Record how much of the model's files nodes fetched in total."""
-        self.record = self.record.with_files(transfers=transfers)
-
-    def note_verification(self, verification: Verification) -> None:
-        """Record what is known about the integrity of the model's files."""
-        self.record = self.record.with_files(verification=verification)
+    def note_files(self, **files: object) -> None:
+        """Record what is known about the model's files by now; see ``FilesRecord``."""
+        self.record = self.record.with_files(**files)
 
     def _progressed(self, index: int, progress: Progress) -> None:
         """Take note of how far a stage is, and its node with files that it gets by content."""
@@ -345,12 +343,10 @@ class Attempt:
             self._ways = await known_reachability(dependencies.membership, self._nodes)
         self._edges = await connect_stages(
             dependencies.membership,
-            dependencies.credentials,
-            dependencies.listen_host,
+            dependencies.endpoint,
             self.record,
             self._edge_limits,
             self._addresses,
-            open_route=dependencies.open_route,
             ways=self._ways,
         )
 

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine
-from functools import partial
 from typing import Any
 
 from potluck.cluster.background import Background
-from potluck.cluster.coordinator import events, machine
+from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.attempt import Attempt
 from potluck.cluster.coordinator.claiming import Grant, Refusal
 from potluck.cluster.coordinator.epoch_end import EpochEnds
@@ -21,7 +20,7 @@ from potluck.cluster.network.membership import Membership
 from potluck.errors import EngineError, InsufficientMemoryError, PotluckError
 from potluck.placement.planned import PlannedModel
 from potluck.placement.rebalancing import PlanComparison
-from potluck.types.cluster import Epoch, NodeId
+from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 
 _log = logging.getLogger(__name__)
@@ -69,37 +68,18 @@ class AttemptRunner:
         self._working: asyncio.Task[None] | None = None
         self._warned_at: dict[str, float] = {}
 
-    def begin(self, number: int, without: frozenset[NodeId]) -> None:
-        """Begin another attempt with a plan that uses none of the nodes ``without``."""
-        if self._state().serving is None:
-            self.attempt.close()
-        self.attempt = self._make_attempt()
-        self._work(number, partial(self._plan, number, without))
+    def run(self, part: actions.AttemptPart) -> None:
+        """Run a part of the attempt; a plan begins another one."""
+        if isinstance(part, actions.MakePlan):
+            if self._state().serving is None:
+                self.attempt.close()
+            self.attempt = self._make_attempt()
+        self._working = self._background.spawn(self._attempted(part))
 
     def adopt(self, planned: PlannedModel) -> None:
         """Begin another attempt with a plan that was already made."""
         self.attempt = self._make_attempt()
         self.attempt.adopt(planned)
-
-    def claim(self, number: int, above: Epoch, *, may_be_alone: bool) -> None:
-        """Claim an epoch for the plan."""
-        self._work(number, partial(self._claim, number, above, may_be_alone=may_be_alone))
-
-    def load(self, number: int, *, release_first: bool) -> None:
-        """Load the stages, after releasing what the plan does not use if there is no room."""
-        self._work(number, partial(self._load, number, release_first=release_first))
-
-    def connect(self, number: int) -> None:
-        """Connect the stages."""
-        self._work(number, partial(self._connect, number))
-
-    def pause(self, number: int, seconds: float) -> None:
-        """Wait before the next attempt."""
-        self._background.spawn(self._pause(number, seconds))
-
-    def examine(self, number: int, error: PotluckError) -> None:
-        """Find out what an error says about units, and report the failure."""
-        self._background.spawn(self._failed(number, error))
 
     async def alternative(self, without: Collection[NodeId]) -> PlanComparison | None:
         """Return the best plan on all other nodes; see ``Attempt.alternative``."""
@@ -117,23 +97,23 @@ class AttemptRunner:
             self._working.cancel()
         self._working = None
 
-    async def _plan(self, number: int, without: frozenset[NodeId]) -> None:
+    async def _plan(self, part: actions.MakePlan) -> None:
         serving = self._state().serving
         if serving is None:
             await self._cleared()  # its findings may leave units out
         is_first = self._state().is_first
         left_out = self._ends.left_out(is_first=is_first)
         try:
-            planned = await self.attempt.plan(without, left_out, is_first=is_first)
+            planned = await self.attempt.plan(part.without, left_out, is_first=is_first)
         except PotluckError:
             if is_first or not left_out:
                 raise
-            planned = await self.attempt.plan(without, {})  # better a doubtful unit than none
+            planned = await self.attempt.plan(part.without, {})  # better a doubtful unit than none
         self.misfit = None
         in_force = {stage.unit for stage in self._published.record.stages}
         self._handle(
             events.Planned(
-                attempt=number,
+                attempt=part.attempt,
                 nodes=frozenset(stage.node_id for stage in planned.stages),
                 needs_room=planned.needs_room,
                 is_in_force=serving is not None
@@ -141,57 +121,64 @@ class AttemptRunner:
             )
         )
 
-    async def _claim(self, number: int, above: Epoch, *, may_be_alone: bool) -> None:
-        result = await self.attempt.claim(above, may_be_alone=may_be_alone)
+    async def _claim(self, part: actions.Claim) -> None:
+        result = await self.attempt.claim(part.above, may_be_alone=part.may_be_alone)
         match result:
             case Grant(epoch=epoch):
-                self._handle(events.Claimed(attempt=number, epoch=epoch))
+                self._handle(events.Claimed(attempt=part.attempt, epoch=epoch))
             case Refusal():
                 if result.record is not None:
                     self._on_record(result.record)
                 self._handle(
                     events.ClaimRefused(
-                        attempt=number,
+                        attempt=part.attempt,
                         reason=result.reason,
                         is_alone=result.is_alone,
                         highest=result.highest,
                     )
                 )
 
-    async def _load(self, number: int, *, release_first: bool) -> None:
+    async def _load(self, part: actions.Load) -> None:
         attempt = self.attempt
-        if release_first:
+        if part.release_first:
             await self._cleared()
             await release_others(self._membership, attempt.record, attempt.kept)
         await attempt.load(self._say_progress, self._say_loaded)
-        self._handle(events.Loaded(attempt=number))
+        self._handle(events.Loaded(attempt=part.attempt))
 
-    async def _connect(self, number: int) -> None:
+    async def _connect(self, part: actions.Connect) -> None:
         await self._cleared()
         await self.attempt.connect()
-        self._handle(events.Connected(attempt=number))
+        self._handle(events.Connected(attempt=part.attempt))
 
-    async def _pause(self, number: int, seconds: float) -> None:
+    async def pause(self, number: int, seconds: float) -> None:
+        """Wait before the next attempt."""
         if self._state().serving is None:
             self._published.publish_pause(None if self.misfit is not None else seconds)
         await asyncio.sleep(seconds)
         self._handle(events.PauseOver(attempt=number))
 
-    def _work(self, number: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._working = self._background.spawn(self._attempted(number, work))
-
-    async def _attempted(self, number: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _attempted(self, part: actions.AttemptPart) -> None:
         """Do a part of an attempt, and tell the machine if it fails."""
         try:
-            await work()
+            match part:
+                case actions.MakePlan():
+                    await self._plan(part)
+                case actions.Claim():
+                    await self._claim(part)
+                case actions.Load():
+                    await self._load(part)
+                case actions.Connect():
+                    await self._connect(part)
         except PotluckError as error:
-            await self._failed(number, error)
+            await self.failed(part.attempt, error)
         except Exception as error:  # noqa: BLE001 - nobody else would ever try again
             _log.exception("%s could not be deployed", self._published.record.model_id)
             unexpected = EngineError(f"{type(error).__name__}: {error}")
-            await self._failed(number, unexpected)
+            await self.failed(part.attempt, unexpected)
 
-    async def _failed(self, number: int, error: PotluckError) -> None:
+    async def failed(self, number: int, error: PotluckError) -> None:
+        """Find out what an error says about units, and report the failure."""
         self.warn(error.message)
         attempt = self.attempt
         outages: tuple[str, ...] = ()

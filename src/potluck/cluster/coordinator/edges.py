@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+from potluck.cluster.background import on_thread
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Hello, Scope
-from potluck.cluster.network.edges.listener import OpenRoute, listen_for_edges
-from potluck.cluster.network.trust.credentials import Credentials
+from potluck.cluster.network.edges.listener import EdgeEndpoint
+from potluck.cluster.wire.worker_messages import Peer
 from potluck.errors import EdgeError
 from potluck.scheduling.frame_limits import EdgeLimits
-from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.cluster import DeploymentId, Epoch
 
 _SECONDS = 35.0
 
 _Ends = dict[Hello, IncomingEdge | OutgoingEdge]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageAddress:
-    """The address at which a loaded stage waits for its incoming edge."""
-
-    node_id: NodeId
-    address: EdgeAddress
-
-
 async def open_edges(
-    credentials: Credentials,
-    listen_host: str,
+    endpoint: EdgeEndpoint,
     *,
-    open_route: OpenRoute | None = None,
-    first: StageAddress,
-    last: StageAddress,
+    first: Peer,
+    last: Peer,
     num_stages: int,
     deployment: DeploymentId,
     epoch: Epoch,
@@ -55,7 +44,7 @@ async def open_edges(
     """
     scope = Scope(deployment=deployment, epoch=epoch)
     try:
-        listener = listen_for_edges(listen_host, credentials, open_route)
+        listener = endpoint.listen()
     except OSError as error:
         raise EdgeError(last.node_id, f"cannot listen for an edge: {error.strerror}") from error
     to_first = Hello(scope=scope, index=0, is_reversed=awaits_first)
@@ -69,10 +58,10 @@ async def open_edges(
         if is_awaited
     }
 
-    def dial(hello: Hello, stage: StageAddress) -> dict[Hello, IncomingEdge | OutgoingEdge]:
+    def dial(hello: Hello, stage: Peer) -> _Ends:
         end = connect_end(
             stage.address,
-            credentials,
+            endpoint.credentials,
             hello,
             peer=stage.node_id,
             limits=limits,
@@ -81,13 +70,13 @@ async def open_edges(
         return {hello: end}
 
     opening = [
-        _in_thread(partial(dial, hello, stage))
+        on_thread(partial(dial, hello, stage), name="open-edge", unwanted=_close_all)
         for hello, stage in ((to_first, first), (from_last, last))
         if hello not in awaited
     ]
     if awaited:
         accept = partial(listener.accept_ends, awaited, limits=limits, timeout_seconds=_SECONDS)
-        opening.append(_in_thread(accept))
+        opening.append(on_thread(accept, name="open-edge", unwanted=_close_all))
     telling = [asyncio.ensure_future(each) for each in tell_stages(listener.address)]
     try:
         await asyncio.gather(*opening, *telling)
@@ -105,38 +94,6 @@ async def open_edges(
         raise
     finally:
         listener.close()  # ends accept
-
-
-def _in_thread(open_ends: Callable[[], _Ends]) -> asyncio.Future[_Ends]:
-    """Open edges on a thread that nothing has to wait for, not even the end of the process.
-
-    If the future was cancelled, the edges are closed as soon as they are open.
-    """
-    loop = asyncio.get_running_loop()
-    opened: asyncio.Future[_Ends] = loop.create_future()
-
-    def settle(ends: _Ends, error: Exception | None) -> None:
-        if opened.cancelled():
-            _close_all(ends)
-        elif error is not None:
-            opened.set_exception(error)
-        else:
-            opened.set_result(ends)
-
-    def run() -> None:
-        ends: _Ends = {}
-        error: Exception | None = None
-        try:
-            ends = open_ends()
-        except Exception as failure:  # noqa: BLE001 - passed on to the waiting caller
-            error = failure
-        try:
-            loop.call_soon_threadsafe(settle, ends, error)
-        except RuntimeError:  # the loop is closed
-            _close_all(ends)
-
-    threading.Thread(target=run, name="open-edge", daemon=True).start()
-    return opened
 
 
 def _close_when_open(opening: asyncio.Future[_Ends]) -> None:

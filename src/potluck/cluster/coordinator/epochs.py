@@ -13,14 +13,14 @@ from contextlib import suppress
 
 import msgspec
 
-from potluck.cluster.background import Background
+from potluck.cluster.background import Background, is_set_within
 from potluck.cluster.coordinator import actions, events, machine
 from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.attempt import Attempt
 from potluck.cluster.coordinator.attempt_runner import AttemptRunner
 from potluck.cluster.coordinator.epoch_end import EpochEnds
 from potluck.cluster.coordinator.events import Event
-from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
+from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.published_record import PublishedRecord
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import release_others
@@ -126,9 +126,7 @@ class Epochs:
         """Move to a plan without a node; return when that is done or impossible."""
         vacated = self._leaving.setdefault(node_id, asyncio.Event())
         self._handle(events.LeaveRequested(node_id=node_id))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await vacated.wait()
+        await is_set_within(vacated, DRAIN_SECONDS)
 
     def stage_lost(self, lost: StageLost) -> None:
         """Handle a worker that ended by itself."""
@@ -137,7 +135,7 @@ class Epochs:
         record = attempt if is_starting else self._published.record
         error: PotluckError
         if (is_starting or lost.has_stalled) and 0 <= lost.index < len(record.stages):
-            kind = StageStalledError if lost.has_stalled else StageStartError
+            kind = StageStalledError if lost.has_stalled else StageError
             unit_id = record.stages[lost.index].unit_id
             error = kind(lost.index, lost.node_id, unit_id, lost.message)
         else:
@@ -204,14 +202,8 @@ class Epochs:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case actions.MakePlan(attempt=number, without=without):
-                self.attempts.begin(number, without)
-            case actions.Claim(attempt=number, above=above, may_be_alone=may_be_alone):
-                self.attempts.claim(number, above, may_be_alone=may_be_alone)
-            case actions.Load(attempt=number, release_first=release_first):
-                self.attempts.load(number, release_first=release_first)
-            case actions.Connect(attempt=number):
-                self.attempts.connect(number)
+            case actions.MakePlan() | actions.Claim() | actions.Load() | actions.Connect():
+                self.attempts.run(action)
             case actions.Serve():
                 self._serve()
             case actions.Detach(error=error):
@@ -219,11 +211,11 @@ class Epochs:
             case actions.Cancel():
                 self.attempts.cancel()
             case actions.Examine(attempt=number, error=error):
-                self.attempts.examine(number, error)
+                self._background.spawn(self.attempts.failed(number, error))
             case actions.Pause(attempt=number, seconds=seconds):
-                self.attempts.pause(number, seconds)
-            case actions.ReportState(reason=reason, is_ready=is_ready, is_degraded=is_degraded):
-                self._published.publish_state(reason, is_ready=is_ready, is_degraded=is_degraded)
+                self._background.spawn(self.attempts.pause(number, seconds))
+            case actions.ReportState(state=state, reason=reason):
+                self._published.publish_state(state, reason)
             case actions.FailDeployment(error=error):
                 if self._first is not None and not self._first.done():
                     self._first.set_exception(self._ends.with_outages(error))

@@ -24,7 +24,7 @@ waits for any plan that works."""
 
 
 class StageError(EngineError):
-    """A stage failed on the unit ``unit_id`` of the node ``node_id``.
+    """A stage could not be loaded on the unit ``unit_id`` of the node ``node_id``, or has failed.
 
     ``cause`` is the message without the names of the stage and its node.
     """
@@ -36,10 +36,6 @@ class StageError(EngineError):
         self.node_id = node_id
         self.unit_id = unit_id
         self.cause = cause
-
-
-class StageStartError(StageError):
-    """A stage could not be loaded, or its worker ended before it served."""
 
 
 class StageStalledError(StageError):

@@ -1,7 +1,7 @@
 """The life of a deployment at its coordinator as a pure state machine (sans I/O).
 
 ``apply`` takes a state, an event and the time, and returns the next state and the resulting
-actions. ``Deployment`` carries them out in the agent's loop, the simulation on a virtual clock.
+actions. ``Epochs`` carries them out in the agent's loop, the simulation on a virtual clock.
 
 A deployment goes through *attempts*. Each makes a plan, claims an epoch for it, loads the missing
 stages, connects all stages and then serves. If a stage or a node is lost, another attempt starts
@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from potluck.cluster.coordinator import actions, events
 from potluck.cluster.coordinator.actions import Action
 from potluck.cluster.coordinator.events import Event
 from potluck.errors import EdgeClosedError, EdgeError, PotluckError
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.deployment import DeploymentState
 
 PAUSE_SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 """The pause before the next attempt, by the number of consecutive failures."""
@@ -106,7 +107,7 @@ class Transition:
     """The result of an event: the next state, and the actions in order."""
 
     state: State
-    actions: tuple[Action, ...] = field(default=())
+    actions: tuple[Action, ...] = ()
 
 
 def apply(state: State, event: Event, now: float) -> Transition:
@@ -175,6 +176,10 @@ def _with(state: State, todo: Iterable[Action]) -> Transition:
     return Transition(state=state, actions=tuple(todo))
 
 
+def _after(todo: Iterable[Action], rest: Transition) -> Transition:
+    return _with(rest.state, [*todo, *rest.actions])
+
+
 def _attempt(state: State) -> Transition:
     """Begin another attempt, which invalidates everything that an earlier one still waits for."""
     following = replace(
@@ -190,7 +195,7 @@ def _attempt(state: State) -> Transition:
     if _is_under_way(state):
         todo.append(actions.Cancel())
     if state.serving is None:
-        todo.append(actions.ReportState(reason=_because("being placed", state.reason)))
+        todo.append(_report_loading("being placed", state))
     todo.append(actions.MakePlan(attempt=following.attempt, without=state.leaving))
     return _with(following, todo)
 
@@ -207,7 +212,7 @@ def _move(state: State, event: events.MoveWanted, now: float) -> Transition:
         reason=event.reason,
     )
     planned = events.Planned(attempt=moving.attempt, nodes=event.nodes, needs_room=event.needs_room)
-    return _with_first(actions.UsePlan(attempt=moving.attempt), _planned(moving, planned, now))
+    return _after([actions.UsePlan()], _planned(moving, planned, now))
 
 
 def _move_over(state: State, reason: str) -> list[Action]:
@@ -248,7 +253,7 @@ def _claimed(state: State, event: events.Claimed) -> Transition:
         todo.append(actions.Detach(error=None))
         loading = replace(loading, serving=None)
     if loading.serving is None:
-        todo.append(actions.ReportState(reason=_because("loading", state.reason)))
+        todo.append(_report_loading("loading", state))
     todo.append(actions.Load(attempt=state.attempt, release_first=loading.serving is None))
     return _with(loading, todo)
 
@@ -265,7 +270,7 @@ def _refused(state: State, event: events.ClaimRefused, now: float) -> Transition
         return _serve_on(replace(refused, alone_since=state.alone_since), event.reason)
     todo: list[Action] = []
     if state.serving is None:
-        todo.append(actions.ReportState(reason=event.reason, is_degraded=True))
+        todo.append(_report_degraded(event.reason))
     todo.append(actions.Pause(attempt=state.attempt, seconds=seconds))
     return _with(refused, todo)
 
@@ -276,7 +281,7 @@ def _loaded(state: State) -> Transition:
     if state.serving is not None:  # the stages were loaded next to those in use
         todo += [
             actions.Detach(error=None),
-            actions.ReportState(reason=_because("connecting", state.reason)),
+            _report_loading("connecting", state),
         ]
     todo.append(actions.Connect(attempt=state.attempt))
     return _with(connecting, todo)
@@ -295,14 +300,14 @@ def _connected(state: State) -> Transition:
     served = _with(
         serving,
         [
-            actions.Serve(attempt=state.attempt),
-            actions.ReportState(reason="", is_ready=True),
+            actions.Serve(),
+            actions.ReportState(state=DeploymentState.READY),
             *_move_over(state, ""),
             actions.Vacated(nodes=state.leaving - state.planned),
         ],
     )
     if state.leaving & state.planned:  # requested while this plan was being made
-        return _then_attempt(served)
+        return _after(served.actions, _attempt(serving))
     return served
 
 
@@ -318,8 +323,7 @@ def _failed(state: State, event: events.Failed) -> Transition:
     if state.serving is not None:
         return _serve_on(state, _reason(event.error))
     following = _pause(replace(failed, is_move=False), event.error)
-    todo = _move_over(state, _reason(event.error))
-    return _with(following.state, [*todo, *following.actions])
+    return _after(_move_over(state, _reason(event.error)), following)
 
 
 def _pause(state: State, error: PotluckError) -> Transition:
@@ -334,9 +338,9 @@ def _pause(state: State, error: PotluckError) -> Transition:
         failed = replace(state, num_failures=count + 1)
     if state.is_outdated:
         seconds = 0.0
-    report_state = actions.ReportState(reason=_reason(error), is_degraded=True)
+    report_state = _report_degraded(_reason(error))
     if seconds == 0:
-        return _with_first(report_state, _attempt(failed))
+        return _after([report_state], _attempt(failed))
     paused = replace(failed, phase=Phase.PAUSED)
     return _with(
         paused,
@@ -362,13 +366,13 @@ def _stage_lost(
         todo += [
             *([actions.Cancel()] if state.is_move else []),
             actions.Detach(error=error),
-            actions.ReportState(reason=_reason(error), is_degraded=True),
+            _report_degraded(_reason(error)),
         ]
         if is_suspicious and not serving.has_committed:
             following = _pause(lost, error)
         else:
             following = _attempt(lost)
-        return _with(following.state, [*todo, *following.actions])
+        return _after(todo, following)
     if epoch == state.epoch and state.phase in STARTING:
         return _with(state, [actions.Cancel(), actions.Examine(attempt=state.attempt, error=error)])
     return Transition(state=state)
@@ -381,7 +385,7 @@ def _node_left(state: State, node_id: NodeId, error: PotluckError) -> Transition
         return _stage_lost(left, serving.epoch, error, is_suspicious=False)
     if _is_under_way(state) and node_id in state.planned:
         if state.is_move and serving is not None:
-            return _with_first(actions.Cancel(), _serve_on(left, _reason(error)))
+            return _after([actions.Cancel()], _serve_on(left, _reason(error)))
         return _attempt(replace(left, reason=_reason(error)))
     return Transition(state=left)
 
@@ -396,15 +400,6 @@ def _leave(state: State, node_id: NodeId) -> Transition:
     return _with(leaving, [actions.Vacated(nodes=frozenset({node_id}))])
 
 
-def _then_attempt(served: Transition) -> Transition:
-    following = _attempt(served.state)
-    return _with(following.state, [*served.actions, *following.actions])
-
-
-def _with_first(action: Action, rest: Transition) -> Transition:
-    return _with(rest.state, [action, *rest.actions])
-
-
 def _reason(error: PotluckError) -> str:
     """Return the reason that users are shown.
 
@@ -417,6 +412,11 @@ def _reason(error: PotluckError) -> str:
     return error.message
 
 
-def _because(what: str, reason: str) -> str:
-    """Return what is in progress, and the reason."""
-    return f"{what}; {reason}" if reason else what
+def _report_loading(what: str, state: State) -> Action:
+    """Return the report of what is in progress, and why."""
+    reason = f"{what}; {state.reason}" if state.reason else what
+    return actions.ReportState(state=DeploymentState.LOADING, reason=reason)
+
+
+def _report_degraded(reason: str) -> Action:
+    return actions.ReportState(state=DeploymentState.DEGRADED, reason=reason)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from potluck.cluster.background import Background
 from potluck.cluster.coordinator.excluded_units import StageStalledError
 from potluck.cluster.coordinator.pipeline import OverdueStep
 from potluck.cluster.network.edges.options import STALL_SECONDS
@@ -178,6 +179,7 @@ class OverdueSteps:
         self._record = record
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
+        self._background = Background("could not find out why a step is overdue")
         self._task: asyncio.Task[None] | None = None
         self._step_id: StepId | None = None
         self._evidence = Evidence(len(record.stages))
@@ -194,8 +196,7 @@ class OverdueSteps:
         if overdue.step_id != self._step_id:
             self._step_id = overdue.step_id
             self._evidence = Evidence(len(self._record.stages))
-        self._task = asyncio.create_task(self._find_out(overdue, reported_at))
-        self._task.add_done_callback(_log_defect)
+        self._task = self._background.spawn(self._find_out(overdue, reported_at))
 
     async def _find_out(self, overdue: OverdueStep, reported_at: float) -> None:
         """Keep asking until there is no doubt, the step has completed, or something is lost."""
@@ -241,8 +242,3 @@ class OverdueSteps:
             await ABANDON_STAGE.call(self._membership, stage.node_id, request)
         except PotluckError as error:
             _log.warning("%s; it could not be killed: %s", stalled.message, error.message)
-
-
-def _log_defect(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("could not find out why a step is overdue", exc_info=error)

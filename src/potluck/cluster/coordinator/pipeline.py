@@ -208,15 +208,12 @@ class RemotePipeline:
 
     def _encoded(self, step: Step) -> bytes:
         try:
-            return self._header(step)
+            if step.restores:
+                return encode_restore_request(RestoreRequest.of(step))
+            return self._encoder.encode(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, this step will have no result
             self._give_up_sending(error)
             return b""
-
-    def _header(self, step: Step) -> bytes:
-        if step.restores:
-            return encode_restore_request(RestoreRequest.of(step))
-        return self._encoder.encode(step)
 
     def _send(self, step: Step, header: bytes) -> None:
         started = time.perf_counter()

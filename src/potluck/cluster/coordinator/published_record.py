@@ -96,21 +96,22 @@ class PublishedRecord:
             # only unreachable from here, and whose record this one would supersede.
             self._publish(self._record, is_progress)
 
-    def publish_state(self, reason: str, *, is_ready: bool, is_degraded: bool) -> None:
+    def publish_state(self, state: DeploymentState, reason: str) -> None:
         """Publish whether it serves, and why it does not."""
         published_reason = self._because(reason)
-        if is_ready:
-            self.update(state=DeploymentState.READY, reason="", ready_in_seconds=None)
-        elif is_degraded:
-            self._why = reason
-            self.update(state=DeploymentState.DEGRADED, reason=published_reason)
-        else:
-            self.update(
-                state=DeploymentState.LOADING,
-                reason=published_reason,
-                done_bytes=0,
-                ready_in_seconds=self._record.status.recovery_seconds,
-            )
+        match state:
+            case DeploymentState.READY:
+                self.update(state=state, reason="", ready_in_seconds=None)
+            case DeploymentState.DEGRADED:
+                self._why = reason
+                self.update(state=state, reason=published_reason)
+            case _:
+                self.update(
+                    state=state,
+                    reason=published_reason,
+                    done_bytes=0,
+                    ready_in_seconds=self._record.status.recovery_seconds,
+                )
 
     def publish_progress(self, doing: str, done_bytes: int, total_bytes: int) -> None:
         """Publish a new activity immediately, and its progress at intervals."""

@@ -12,13 +12,12 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
-from potluck.cluster.background import Spawn
+from potluck.cluster.background import Spawn, is_set_within
 from potluck.cluster.coordinator.metrics import Slowdowns, have_changed
 from potluck.errors import PotluckError
 from potluck.placement.planned import PlannedModel
@@ -250,9 +249,7 @@ class Rebalancing:
             next_at = min(self._due_at, watch_at)
             if now < next_at:
                 self._is_due_earlier.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(next_at - now):
-                        await self._is_due_earlier.wait()
+                await is_set_within(self._is_due_earlier, next_at - now)
                 continue
             if watch_at <= now:
                 watch_at = now + self._policy.watch_seconds

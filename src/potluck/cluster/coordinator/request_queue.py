@@ -20,7 +20,6 @@ from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
 from potluck.cluster.coordinator.token_rates import TokenRates
 from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.errors import (
-    MovedError,
     OverloadedError,
     ParameterError,
     PotluckError,
@@ -149,7 +148,7 @@ class _Deliveries:
 
 
 class RequestQueue:
-    """Accepts requests at any time until ``end`` or ``move``, and computes them while attached.
+    """Accepts requests at any time until ``end``, and computes them while attached.
 
     A sequence that has waited ``recovery_wait_seconds`` since its arrival or the loss of the
     stages, whichever came later, fails with what ``why_not`` returns then. While there is
@@ -307,24 +306,16 @@ class RequestQueue:
                 self._dispatcher.fail(sequence_id, error)
         return min((each for each in deadlines.values() if each > now), default=None)
 
-    def move(self) -> None:
-        """End every live sequence, and later requests, with ``MovedError``.
-
-        Clients continue at the next coordinator.
-        """
-        self._finish(
-            MovedError(
-                f"{self.model_id} is coordinated by another node",
-                hint="the request continues there",
-            )
-        )
-
     async def end(self, error: PotluckError) -> tuple[SequenceRequest, ...]:
         """End every live sequence and later requests with ``error``, and close the pipeline.
 
-        After ``move``, its error is used instead. Returns the same as ``detach``. Idempotent.
+        Returns the same as ``detach``. Idempotent: a later error changes nothing.
         """
-        self._finish(error)
+        if self._ended is None:
+            self._ended = error
+        self._dispatcher.stop()
+        self._dispatcher.fail_all(self._ended)
+        self._disarm()
         return await self.detach()
 
     def start(
@@ -338,8 +329,8 @@ class RequestQueue:
         The sequence waits while there are no stages, and continues after stages were lost. Raise
         ``ParameterError`` for a request that no stage could compute (it would also fail the
         sequences that share its steps), ``RefusedRequestError`` for a request that has ended two
-        epochs, ``OverloadedError`` if too many sequences wait, and ``MovedError`` if another node
-        must be asked. Later events are passed to ``on_update``.
+        epochs, ``OverloadedError`` if too many sequences wait, and the error of ``end`` after it.
+        Later events are passed to ``on_update``.
         """
         if self._ended is not None:
             raise self._ended
@@ -405,13 +396,6 @@ class RequestQueue:
     def _broken(self, error: PotluckError) -> None:
         if self._on_over is not None:
             self._on_over(error)
-
-    def _finish(self, error: PotluckError) -> None:
-        if self._ended is None:
-            self._ended = error
-        self._dispatcher.stop()
-        self._dispatcher.fail_all(self._ended)
-        self._disarm()
 
     def end_waits(self) -> None:
         """End the sequences that have waited too long, now and later.

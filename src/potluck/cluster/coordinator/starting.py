@@ -7,14 +7,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 
-from potluck.cluster.coordinator.edges import StageAddress, open_edges
-from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
+from potluck.cluster.coordinator.edges import open_edges
+from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.network.edges.listener import OpenRoute
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Membership
-from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.calls import ConnectStage, Stalled
 from potluck.cluster.wire.methods import CONNECT_STAGE, START_STAGE
 from potluck.cluster.wire.worker_messages import (
@@ -39,18 +38,18 @@ async def load_stages(
     on_progress: Callable[[str, int, int], None],
     on_loaded: Callable[[int, Loaded], None],
     on_stage: Callable[[int, Progress], None],
-) -> list[StageAddress]:
+) -> list[Peer]:
     """Start the worker of every stage of ``record`` and load it; all at the same time.
 
     ``on_progress`` is called with what is in progress, the bytes loaded (or, while a stage is
     fetched, fetched) so far and the total, as far as known, ``on_loaded`` with the index of a stage
     that is loaded, and ``on_stage`` with the progress of each stage. If one fails, or this is
     cancelled, all stop loading. Raise ``StageStalledError`` for a stage that makes no progress, and
-    ``StageStartError`` for one that fails.
+    ``StageError`` for one that fails.
     """
     latest = [Progress(done_bytes=0, total_bytes=0) for _ in record.stages]
 
-    async def load(index: int) -> StageAddress:
+    async def load(index: int) -> Peer:
         def progressed(progress: Progress) -> None:
             latest[index] = progress
             on_stage(index, progress)
@@ -58,8 +57,7 @@ async def load_stages(
 
         loaded = await load_stage(membership, record, size, index, progressed)
         on_loaded(index, loaded)
-        node_id = record.stages[index].node_id
-        return StageAddress(node_id=node_id, address=loaded.address)
+        return Peer.at(record.stages[index].node_id, loaded.address)
 
     tasks = [asyncio.create_task(load(index)) for index in range(len(record.stages))]
     try:
@@ -123,21 +121,19 @@ async def load_stage(
     except SilentNodeError as error:
         raise StageStalledError(index, stage.node_id, stage.unit_id, error.message) from error
     except CallError as error:
-        raise StageStartError(
+        raise StageError(
             index, stage.node_id, stage.unit_id, error.message, hint=error.hint
         ) from error
-    raise StageStartError(index, stage.node_id, stage.unit_id, "it was not loaded")
+    raise StageError(index, stage.node_id, stage.unit_id, "it was not loaded")
 
 
 async def connect_stages(
     membership: Membership,
-    credentials: Credentials,
-    listen_host: str,
+    endpoint: EdgeEndpoint,
     record: DeploymentRecord,
     limits: EdgeLimits,
-    stages: Sequence[StageAddress],
+    stages: Sequence[Peer],
     *,
-    open_route: OpenRoute | None = None,
     ways: Reachability = ANY_WAY,
 ) -> tuple[OutgoingEdge, IncomingEdge]:
     """Open the edges of the loaded stages, and the coordinator's two.
@@ -161,10 +157,9 @@ async def connect_stages(
             ) from error
 
     def connect_all(result: EdgeAddress) -> list[Coroutine[object, object, None]]:
-        peers = [Peer.at(each.node_id, each.address) for each in stages]
         around = [
             Peer.at(own, result) if is_reversed[0] else Peer(node_id=own),
-            *(peers[group[0]] for group in groups),
+            *(stages[group[0]] for group in groups),
             Peer.at(own, result),
         ]
         return [
@@ -176,7 +171,7 @@ async def connect_stages(
                     following=around[number + 2],
                     dials_preceding=is_reversed[number],
                     awaits_following=is_reversed[number + 1],
-                    members=tuple(peers[each] for each in group) if len(group) > 1 else (),
+                    members=tuple(stages[each] for each in group) if len(group) > 1 else (),
                     member=member,
                 )
             )
@@ -185,9 +180,7 @@ async def connect_stages(
         ]
 
     return await open_edges(
-        credentials,
-        listen_host,
-        open_route=open_route,
+        endpoint,
         first=stages[0],
         last=stages[groups[-1][0]],
         num_stages=len(stages),

@@ -74,7 +74,8 @@ async def plan_model(
     request = SurveyNode(model=model, model_shapes=shapes)
     surveys, silent = await _ask_all(membership, partial(_ask_survey, membership, request))
     reports = [
-        _leaving(each.report) if node in leaving else each.report for node, each in surveys.items()
+        msgspec.structs.replace(each.report, is_draining=True) if node in leaving else each.report
+        for node, each in surveys.items()
     ]
     reports = without_memory_of(also_planned, reports)
     held = [] if record is None else held_of(record.deployment, reports)
@@ -132,10 +133,6 @@ def held_of(deployment: DeploymentId, reports: Sequence[NodeReport]) -> list[Hol
         for stage in report.held
         if stage.deployment == deployment
     ]
-
-
-def _leaving(report: NodeReport) -> NodeReport:
-    return msgspec.structs.replace(report, is_draining=True)
 
 
 def _without(

@@ -38,7 +38,7 @@ class _Followed(NamedTuple):
 
 
 class TokenRates:
-    """Generation rates. ``came`` is for one thread, ``speed`` for any."""
+    """Generation rates. ``record`` is for one thread, ``speed`` for any."""
 
     def __init__(self) -> None:
         self._followed: dict[SequenceId, _Followed] = {}

@@ -137,12 +137,7 @@ class Method(Generic[_Q, _A]):
 
     def serve(self, table: MethodTable, handler: Callable[[_Q], Awaitable[_A]]) -> None:
         """Answer calls with the results of ``handler``."""
-
-        async def handle(payload: bytes) -> bytes:
-            answer = await handler(_unpacked(payload, self.request))
-            return _packed(answer, self.answer)
-
-        table.register(self.name, handle)
+        self.serve_for_caller(table, lambda _, request: handler(request))
 
     def serve_for_caller(
         self, table: MethodTable, handler: Callable[[NodeId, _Q], Awaitable[_A]]

@@ -6,6 +6,7 @@ Each message is four bytes of length (little-endian) and a msgpack document, tag
 from __future__ import annotations
 
 import struct
+from dataclasses import asdict
 
 import msgspec
 
@@ -52,7 +53,7 @@ class Peer(Located, msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def at(cls, node_id: NodeId, address: EdgeAddress) -> Peer:
         """Return a peer that listens at an address."""
-        return cls(node_id=node_id, host=address.host, port=address.port, name=address.name)
+        return cls(node_id=node_id, **asdict(address))
 
 
 class StageFiles(msgspec.Struct, frozen=True, kw_only=True):

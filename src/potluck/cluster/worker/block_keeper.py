@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -47,62 +46,11 @@ _KEY_DIGITS = 40
 _OF_STATES = "-states"
 
 
-class BlockKeeper(Protocol):
-    """Stores cache blocks of one stage. Called by the compute thread, except for ``close``."""
+class BlockKeeper:
+    """Stores the blocks of ``engine`` in ``store``, and its states in ``states``; it closes both.
 
-    def save(self, blocks: Sequence[HashedBlock]) -> None:
-        """Store the content of ``blocks``; it may change when this returns."""
-        ...
-
-    def restore(self, blocks: Sequence[HashedBlock]) -> int:
-        """Restore stored blocks, and return how many of ``blocks``, from the first, were restored.
-
-        The others are unchanged. Raises the same errors as ``LoadableEngine.write_blocks``.
-        """
-        ...
-
-    def save_states(self, states: Sequence[HashedState]) -> None:
-        """Store the states in those slots; they may change when this returns."""
-        ...
-
-    def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
-        """Restore the state with one of ``hashes`` to the slot ``state``; return its key.
-
-        The largest available key is used. A stage without state returns all keys, and if none was
-        stored, none is returned. Raises the same errors as ``LoadableEngine.write_states``.
-        """
-        ...
-
-    def close(self) -> None:
-        """Write queued blocks, unless that takes long, and stop storing."""
-        ...
-
-
-class CachelessKeeper:
-    """For a stage without caches: its blocks are empty, and always available."""
-
-    def save(self, blocks: Sequence[HashedBlock]) -> None:
-        """Do nothing: there is nothing to store."""
-
-    def restore(self, blocks: Sequence[HashedBlock]) -> int:
-        """Return the number of ``blocks``."""
-        return len(blocks)
-
-    def save_states(self, states: Sequence[HashedState]) -> None:
-        """Do nothing: there is nothing to store."""
-
-    def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
-        """Return all keys."""
-        return tuple(hashes)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class DiskKeeper:
-    """Stores blocks of ``engine`` in ``store``, and states in ``states``; it closes both.
-
-    Either is None if the engine does not have it.
+    Either is None if the engine does not have it: its blocks are empty then, and always available.
+    Called by the compute thread, except for ``close``.
     """
 
     def __init__(
@@ -124,7 +72,7 @@ class DiskKeeper:
         return len(self._queued) + len(self._queued_states)
 
     def save(self, blocks: Sequence[HashedBlock]) -> None:
-        """See ``BlockKeeper``."""
+        """Store the content of ``blocks``; it may change when this returns."""
         store = self._store
         if store is None:
             return
@@ -138,7 +86,7 @@ class DiskKeeper:
             self._queue.put(_Save(store, self._queued, each.hash, each.parent, data.data))
 
     def save_states(self, states: Sequence[HashedState]) -> None:
-        """See ``BlockKeeper``."""
+        """Store the states in those slots; they may change when this returns."""
         store = self._states
         if store is None:
             return
@@ -152,7 +100,10 @@ class DiskKeeper:
             self._queue.put(_Save(store, self._queued_states, each.hash, _NO_PARENT, data.data))
 
     def restore(self, blocks: Sequence[HashedBlock]) -> int:
-        """See ``BlockKeeper``."""
+        """Restore stored blocks, and return how many of ``blocks``, from the first, were restored.
+
+        The others are unchanged. Raises the same errors as ``LoadableEngine.write_blocks``.
+        """
         store = self._store
         if store is None:
             return len(blocks)
@@ -165,7 +116,11 @@ class DiskKeeper:
         return count
 
     def restore_state(self, state: int, hashes: Mapping[int, bytes]) -> Sequence[int]:
-        """See ``BlockKeeper``."""
+        """Restore the state with one of ``hashes`` to the slot ``state``; return its key.
+
+        The largest available key is used. A stage without state returns all keys, and if none was
+        stored, none is returned. Raises the same errors as ``LoadableEngine.write_states``.
+        """
         store = self._states
         if store is None:
             return tuple(hashes)
@@ -178,7 +133,7 @@ class DiskKeeper:
         return ()
 
     def close(self) -> None:
-        """See ``BlockKeeper``."""
+        """Write queued blocks, unless that takes long, and stop storing."""
         self._queue.put(None)
         self._thread.join(_END_SECONDS)
         for store in (self._store, self._states):
@@ -232,7 +187,7 @@ def open_keeper(
         return None
     name = f"{block_format.name}/{__version__}"
     if not block_format.num_bytes and not block_format.state_bytes:
-        return KeptBlocks(keeper=CachelessKeeper(), name=name)
+        return KeptBlocks(keeper=BlockKeeper(stage.engine, None), name=name)
     if stage.weights_key is None:
         raise ValueError("the stage was loaded without its weights_key")
     folder = default_block_folder(environ)
@@ -258,7 +213,7 @@ def open_keeper(
 
 def open_stores(
     engine: LoadableEngine, block_format: BlockFormat, folder: Path, key: str, limit_bytes: int
-) -> DiskKeeper:
+) -> BlockKeeper:
     """Open the stores for blocks and states; with both, each gets half of the room."""
     sizes = {key: block_format.num_bytes, key + _OF_STATES: block_format.state_bytes}
     num_stores = sum(size > 0 for size in sizes.values())
@@ -284,4 +239,4 @@ def open_stores(
                 store.close()
         raise
     blocks, states = stores
-    return DiskKeeper(engine, blocks, states)
+    return BlockKeeper(engine, blocks, states)

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 
 import msgspec
@@ -159,12 +160,9 @@ def _serve(channel: ControlChannel, transfer_descriptor: int | None) -> int:
     kept = loaded.kept_blocks
     serving = Serving(_served(load, loaded), callbacks)
     try:
-        address = serving.listen()
         channel.send(
             Loaded(
-                host=address.host,
-                port=address.port,
-                name=address.name,
+                **asdict(serving.listen()),
                 memory=loaded.memory,
                 read_bytes=loaded.read_bytes,
                 seconds=loaded.seconds,
@@ -212,10 +210,7 @@ def _end_stuck(channel: ControlChannel, error: PotluckError) -> None:
 def _end_hung(channel: ControlChannel, what: str, limit_seconds: float) -> None:
     """Exit while one of the threads is in a call that does not return."""
     message = f"{what} took longer than {format_seconds(limit_seconds)}"
-    try:
-        channel.send(Failed(message=message, hint="", fault=Fault.HUNG.value))
-    finally:
-        os._exit(1)
+    _end_stuck(channel, UnitFaultError(Fault.HUNG.value, message))
 
 
 def _route(route: EdgeRoute) -> tuple[HandedConnections, EdgeAddress]:
@@ -264,15 +259,7 @@ def _answer(channel: ControlChannel, serving: Serving, watch: CallWatch) -> None
     while (message := channel.receive()) is not None:
         match message:
             case Listen():
-                address = serving.listen()
-                channel.send(
-                    Listening(
-                        epoch=message.epoch,
-                        host=address.host,
-                        port=address.port,
-                        name=address.name,
-                    )
-                )
+                channel.send(Listening(epoch=message.epoch, **asdict(serving.listen())))
             case Connect():
                 serving.connect(message)
             case Disconnect():

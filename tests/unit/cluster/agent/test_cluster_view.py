@@ -313,7 +313,7 @@ def agent_with(records: list[DeploymentRecord]) -> Any:
         history=SimpleNamespace(reported=lambda report: None),
         known_nodes=SimpleNamespace(names=NodeNames({})),
         node_id=A,
-        incompatible={},
+        events=SimpleNamespace(incompatible={}),
     )
 
 

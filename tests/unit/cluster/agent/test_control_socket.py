@@ -99,7 +99,12 @@ def test_who_leaves_is_told_whether_there_are_other_nodes(
     async def run() -> None:
         state = StateDirectory(tmp_path)
         membership = SimpleNamespace(nodes=lambda: others)
-        agent = cast(Any, SimpleNamespace(coordination=None, membership=membership, drain=drain))
+        agent = cast(
+            Any,
+            SimpleNamespace(
+                coordination=None, membership=membership, leaving=SimpleNamespace(drain=drain)
+            ),
+        )
         control = serve_control(
             agent, cast(Any, None), cast(Any, None), state, lambda: stopped.append("stopped")
         )

@@ -24,6 +24,7 @@ from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.background import Background
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.wire.calls import encode, pack_record, unpack_record
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import CallError, ModelNotFoundError
@@ -62,10 +63,9 @@ class Node:
         units = NodeUnits(hardware.report, UnitChoice(backends=BACKENDS))
         self.coordination = Coordination(
             cast(Any, self.membership),
-            credentials(A),
+            EdgeEndpoint(credentials=credentials(A), listen_host="127.0.0.1"),
             stage_host(tmp_path, units),
             cast(Any, None),
-            listen_host="127.0.0.1",
             step_seconds=1.0,
             cost_of=cost_of,
             spawn=self.background.spawn,

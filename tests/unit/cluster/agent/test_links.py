@@ -18,6 +18,7 @@ from support.processes.waiting import done_within, until
 
 from potluck.cluster.agent.links import Links
 from potluck.cluster.background import Background
+from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.edges.path_figures import PathFigures
 from potluck.cluster.network.links.schedule import CAPACITY_SECONDS, LEAST_SECONDS
 from potluck.cluster.network.membership import MethodTable
@@ -69,8 +70,7 @@ async def links_of(
     background = Background()
     links = Links(
         network.member(own),
-        credentials(own),
-        listen_host="127.0.0.1",
+        EdgeEndpoint(credentials=credentials(own), listen_host="127.0.0.1"),
         spawn=background.spawn,
         clock=clock,
         draws=random.Random(number),

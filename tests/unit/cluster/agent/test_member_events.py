@@ -22,8 +22,8 @@ def test_events_of_the_time_before_anyone_listens_are_passed_on_in_order() -> No
         seen: list[str] = []
         task = asyncio.ensure_future(
             events.run(
-                joined=lambda node: seen.append(f"+{node[0]}"),
-                left=lambda node: seen.append(f"-{node[0]}"),
+                joined=[lambda node: seen.append(f"+{node[0]}")],
+                left=[lambda node: seen.append(f"-{node[0]}")],
             )
         )
         await asyncio.sleep(0.01)
@@ -46,7 +46,7 @@ def test_a_defect_in_acting_on_a_node_is_logged_and_later_events_are_heard(
         def fail(node: NodeId) -> None:
             raise KeyError(node)
 
-        task = asyncio.ensure_future(events.run(joined=fail, left=seen.append))
+        task = asyncio.ensure_future(events.run(joined=[fail], left=[seen.append]))
         events.observer().on_join(A)
         events.observer().on_leave(A)
         await asyncio.sleep(0.01)

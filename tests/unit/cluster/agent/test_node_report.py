@@ -9,7 +9,7 @@ import pytest
 from support.machines import hardware
 
 from potluck.cluster.agent import node
-from potluck.cluster.agent.node import NodeFacts, StageMemory, report
+from potluck.cluster.agent.node import StageMemory, report
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.engines.backends import BACKENDS
@@ -34,21 +34,19 @@ GIB = 2**30
 SHARED = DeviceMemory(total_bytes=8 * GIB, free_bytes=None, is_shared=True, source="by hand")
 
 
-FACTS = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=None)
-
-
 def make_report(
-    facts: NodeFacts,
     probed: ProbeReport,
     stages: StageMemory | None = None,
     threads: NodeThreads | None = None,
+    limit: int | None = None,
 ) -> NodeReport:
     units = NodeUnits(lambda: probed, UnitChoice(backends=BACKENDS))
     return report(
-        facts,
+        NodeId("a" * 16),
         probed,
         units.all(),
         threads or NodeThreads(1),
+        memory_limit_bytes=limit,
         address="",
         http_address=None,
         is_draining=False,
@@ -81,9 +79,10 @@ def test_usable_memory(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, planned: int, untaken: int, usable: int
 ) -> None:
     monkeypatch.setattr(node, "memory_facts", eight_free)
-    facts = NodeFacts(node_id=NodeId("a" * 16), memory_limit_bytes=limit)
     node_report = make_report(
-        facts, hardware.report(), StageMemory(planned_bytes=planned, untaken_bytes=untaken)
+        hardware.report(),
+        StageMemory(planned_bytes=planned, untaken_bytes=untaken),
+        limit=limit,
     )
     assert node_report.units[0].usable_bytes == usable
     assert node_report.usable_bytes == usable
@@ -106,7 +105,7 @@ def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
         Trial(device_id="two", backend="b", works=True),
     )
     probed = hardware.report(board, cards, trials=trials)
-    node_report = make_report(FACTS, probed)
+    node_report = make_report(probed)
     assert [(unit.unit_id, unit.usable_bytes, unit.is_shared) for unit in node_report.units] == [
         ("soc/b", 8 * GIB, True),
         ("two/b", 6 * GIB, False),
@@ -127,13 +126,13 @@ def test_stages_on_a_card_take_of_its_memory_what_was_planned(
     cards = DetectorReport(detector="pci", devices=(hardware.device("one"), hardware.device("two")))
     trials = tuple(Trial(device_id=name, backend="b", works=True) for name in ("one", "two"))
     stages = StageMemory(planned_bytes=GIB, device_bytes={UnitId("one/b"): 5 * GIB})
-    node_report = make_report(FACTS, hardware.report(cards, trials=trials), stages)
+    node_report = make_report(hardware.report(cards, trials=trials), stages)
     assert {unit.unit_id: unit.usable_bytes for unit in node_report.units} == {
         "one/b": GIB,
         "two/b": 6 * GIB,
     }
     taken = StageMemory(device_bytes={UnitId("one/b"): 7 * GIB})
-    (one, _) = make_report(FACTS, hardware.report(cards, trials=trials), taken).units
+    (one, _) = make_report(hardware.report(cards, trials=trials), taken).units
     assert one.usable_bytes == 0
 
 
@@ -150,7 +149,7 @@ def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.Monke
             rates=Rates(decode_tokens_per_second=measured),
         ),
     )
-    node_report = make_report(FACTS, hardware.report(card, trials=trials))
+    node_report = make_report(hardware.report(card, trials=trials))
     assert [(unit.unit_id, unit.role) for unit in node_report.units] == [
         ("one/b", Role.SERVES),
         ("cpu/native", Role.OUT),
@@ -213,7 +212,7 @@ def reported_units(threads: NodeThreads) -> dict[UnitId, UnitReport]:
     probed = hardware.report(
         DetectorReport(detector="gpu", devices=(hardware.device("gpu"),)), trials=(cpu, gpu)
     )
-    return {unit.unit_id: unit for unit in make_report(FACTS, probed, threads=threads).units}
+    return {unit.unit_id: unit for unit in make_report(probed, threads=threads).units}
 
 
 def test_figures_are_those_of_the_trial_and_of_the_device_where_it_has_none() -> None:
@@ -232,7 +231,7 @@ def test_figures_are_those_of_the_trial_and_of_the_device_where_it_has_none() ->
     )
     cpu = Trial(device_id="cpu", backend="native", works=True, variants=("scalar",))
     probed = hardware.report(DetectorReport(detector="gpu", devices=(gpu,)), trials=(cpu, trial))
-    figures = {unit.unit_id: unit.figures for unit in make_report(FACTS, probed).units}
+    figures = {unit.unit_id: unit.figures for unit in make_report(probed).units}
     of_gpu = figures[UnitId("gpu/tinygrad:CL")]
     assert of_gpu.read_bytes_per_second == measured
     assert of_gpu.f16_operations_per_second == table

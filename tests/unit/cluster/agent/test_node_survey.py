@@ -16,7 +16,6 @@ from potluck.cluster.wire.calls import CheckModel, ModelCheck, NodeSurvey, Surve
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import ModelFingerprint
 from potluck.types.node import NodeReport
-from potluck.types.speed import LinkSpeed
 
 NODE = NodeId("a" * 16)
 REPORT = node_report(NODE)
@@ -41,16 +40,16 @@ def test_a_check_that_takes_long_or_fails_holds_up_no_survey(
                 raise error
             return CHECK
 
-        async def links(*, may_wait: bool) -> tuple[LinkSpeed, ...]:
-            assert not may_wait
-            return ()
-
         async def report(*_: object) -> NodeReport:
             return REPORT
 
-        unused = cast(Any, SimpleNamespace(node_id=NODE, of=lambda shape: {}))
+        unused = cast(Any, SimpleNamespace(node_id=NODE, of=lambda shape: {}, paths_in_use=list))
+        links = cast(Any, SimpleNamespace(speeds=tuple, unreachable=tuple))  # not ``settled``
         calls = NodeCalls(
-            *(unused, unused, unused, unused, unused, unused, unused, unused, unused), links, check
+            *(unused, unused, unused, unused, unused, unused, unused, unused),
+            links,
+            check,
+            memory_limit_bytes=None,
         )
         monkeypatch.setattr(calls, "_on_report", report)
         started = asyncio.get_running_loop().time()
@@ -74,7 +73,7 @@ def test_concurrent_checks_of_a_model_share_one_answer(monkeypatch: pytest.Monke
             return CHECK
 
         nothing = cast(Any, None)
-        weights = NodeWeights(nothing, nothing, None, None, link_speeds=tuple)
+        weights = NodeWeights(nothing, nothing, None, link_speeds=tuple)
         monkeypatch.setattr(weights, "_checked", checked)
         request = CheckModel(model="m")
         impatient = asyncio.ensure_future(weights.check(request))

@@ -20,11 +20,10 @@ from support.virtual_time.run import reach, run_in_virtual_time
 from potluck.cluster.coordinator import attempt, epoch_end, machine, published_record
 from potluck.cluster.coordinator.attempt import DeploymentDependencies
 from potluck.cluster.coordinator.deployment import Deployment
-from potluck.cluster.coordinator.edges import StageAddress
-from potluck.cluster.coordinator.excluded_units import StageStalledError, StageStartError
+from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.wire.calls import StageEnds, StageLost
-from potluck.cluster.wire.worker_messages import Progress
+from potluck.cluster.wire.worker_messages import Peer, Progress
 from potluck.engines.backends import cost_of
 from potluck.errors import (
     DefectError,
@@ -112,8 +111,7 @@ class Cluster:
             ModelFingerprint(digest=""),
             DeploymentDependencies(
                 membership=cast(Any, self.membership),
-                credentials=cast(Any, None),
-                listen_host="127.0.0.1",
+                endpoint=cast(Any, None),
                 step_seconds=1.0,
                 cost_of=cost_of,
             ),
@@ -162,7 +160,7 @@ class Cluster:
             self.num_loading -= 1
         if self.failures and self.claimed_failures:
             raise self.failures.pop(0)
-        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+        return [Peer.at(B, EdgeAddress(host="", port=1))]
 
     async def _connect(self, *_: object, **__: object) -> tuple[object, object]:
         if self.connect_failures:
@@ -516,7 +514,7 @@ def test_what_goes_on_is_told_at_once_and_how_far_it_is_now_and_then(
             on_progress("loading", done, 4)
         on_progress("warming up", 4, 4)
         on_progress("warming up", 4, 4)
-        return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+        return [Peer.at(B, EdgeAddress(host="", port=1))]
 
     async def run() -> list[tuple[str, int]]:
         cluster = Cluster(monkeypatch)
@@ -561,7 +559,7 @@ def loaded(
     """Say that the only stage is loaded; return its address, as ``load_stages`` does."""
     (stage,) = record.stages
     on_loaded(0, SimpleNamespace(memory=stage.memory, read_bytes=4, seconds=0.1, kept_blocks=""))
-    return [StageAddress(node_id=B, address=EdgeAddress(host="", port=1))]
+    return [Peer.at(B, EdgeAddress(host="", port=1))]
 
 
 def test_how_far_each_stage_is_is_told_until_it_is_loaded(
@@ -773,7 +771,7 @@ def test_a_unit_that_cannot_load_is_left_out_at_once_of_a_first_deployment(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         unit = (B, UnitId("cpu/native"))
-        cluster.failures = [StageStartError(0, *unit, "its disk is full")]
+        cluster.failures = [StageError(0, *unit, "its disk is full")]
         await cluster.deployment.start()
         assert cluster.left_out == [{}, {unit: f"stage 0 on node {B}: its disk is full"}]
         await cluster.deployment.close()
@@ -787,7 +785,7 @@ def test_without_any_other_plan_the_first_failure_is_what_the_user_sees(
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         cluster.failures = [
-            StageStartError(0, B, UnitId("cpu/native"), "its disk is full", hint="free some"),
+            StageError(0, B, UnitId("cpu/native"), "its disk is full", hint="free some"),
             InsufficientMemoryError(200, 100, "100 bytes are missing", hint="add a node"),
         ]
         with pytest.raises(EngineError) as raised:
@@ -837,7 +835,7 @@ def test_weights_are_distributed_by_memory_again_until_it_has_served(
 
     async def run() -> None:
         cluster = Cluster(monkeypatch, objective=Objective.MEMORY)
-        cluster.failures = [StageStartError(0, B, UnitId("cpu/native"), f"node {B} was lost")]
+        cluster.failures = [StageError(0, B, UnitId("cpu/native"), f"node {B} was lost")]
         await cluster.deployment.start()
         assert cluster.from_scratch == [True, True]
         cluster.deployment.node_left(B)
@@ -856,7 +854,7 @@ def test_a_unit_that_cannot_load_twice_is_left_out_while_others_suffice(
         unit = (B, UnitId("cpu/native"))
         await cluster.deployment.start()
         cluster.left_out.clear()
-        cluster.failures = [StageStartError(0, *unit, "its disk is full")] * 2
+        cluster.failures = [StageError(0, *unit, "its disk is full")] * 2
         cluster.claimed_failures = True
         cluster.deployment.node_left(B)
         await cluster.reach(DeploymentState.READY, epoch=4)

@@ -8,7 +8,6 @@ from potluck.cluster.coordinator.excluded_units import (
     ExcludedUnits,
     StageError,
     StageStalledError,
-    StageStartError,
 )
 from potluck.types.cluster import Epoch, NodeId, UnitId
 from potluck.types.node import CPU_UNIT
@@ -18,7 +17,7 @@ GPU = UnitId("gpu/played")
 
 
 def full(node: NodeId = B, unit: UnitId = CPU_UNIT, cause: str = "its disk is full") -> StageError:
-    return StageStartError(1, node, unit, cause)
+    return StageError(1, node, unit, cause)
 
 
 def after(

@@ -12,7 +12,6 @@ from support.cluster.calls import A, B, C, PlayedMembership, a_record, stage_on
 from support.models.configs import make_config
 
 from potluck.cluster.coordinator import starting
-from potluck.cluster.coordinator.edges import StageAddress
 from potluck.cluster.coordinator.starting import connect_stages, stage_spec
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.wire.calls import ConnectStage, decode
@@ -92,12 +91,10 @@ def connects(given: DeploymentRecord, monkeypatch: pytest.MonkeyPatch) -> list[C
 
     monkeypatch.setattr(starting, "open_edges", open_edges)
     addresses = [
-        StageAddress(node_id=stage.node_id, address=EdgeAddress(host="10.0.0.1", port=index))
+        Peer.at(stage.node_id, EdgeAddress(host="10.0.0.1", port=index))
         for index, stage in enumerate(given.stages)
     ]
-    asyncio.run(
-        connect_stages(cast(Any, membership), cast(Any, None), "10.0.0.9", given, LIMITS, addresses)
-    )
+    asyncio.run(connect_stages(cast(Any, membership), cast(Any, None), given, LIMITS, addresses))
     leaders = [group[0] for group in given.groups]
     assert opened["first"] == addresses[leaders[0]]
     assert opened["last"] == addresses[leaders[-1]]

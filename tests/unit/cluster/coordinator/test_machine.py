@@ -59,6 +59,7 @@ from potluck.cluster.coordinator.machine import (
 )
 from potluck.errors import EdgeClosedError, EdgeError, EngineError, PotluckError
 from potluck.types.cluster import Epoch, NodeId
+from potluck.types.deployment import DeploymentState
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 OWN = A
@@ -155,7 +156,9 @@ def test_users_are_told_of_connections_and_stages_not_of_edges(
 ) -> None:
     following = after(serving(), StageLost(epoch=epoch(1), error=error))
     (report,) = [
-        each for each in following.actions if isinstance(each, ReportState) and each.is_degraded
+        each
+        for each in following.actions
+        if isinstance(each, ReportState) and each.state is DeploymentState.DEGRADED
     ]
     assert report.reason == reason
 
@@ -322,7 +325,7 @@ def claimed_move(*, needs_room: bool = False) -> Transition:
 def test_a_move_loads_beside_what_serves_and_then_switches() -> None:
     following = moving()
     assert following.actions == (
-        UsePlan(attempt=2),
+        UsePlan(),
         Claim(attempt=2, above=epoch(1), may_be_alone=False),
     )
     following = after(following.state, Claimed(attempt=2, epoch=epoch(2)))
@@ -331,7 +334,7 @@ def test_a_move_loads_beside_what_serves_and_then_switches() -> None:
     following = after(following.state, Loaded(attempt=2))
     assert following.actions == (
         Detach(error=None),
-        ReportState(reason="connecting; it is faster"),
+        ReportState(state=DeploymentState.LOADING, reason="connecting; it is faster"),
         Connect(attempt=2),
     )
     following = after(following.state, Connected(attempt=2))
@@ -344,7 +347,7 @@ def test_a_move_without_room_stops_what_serves_before_it_loads() -> None:
     following = claimed_move(needs_room=True)
     assert following.actions == (
         Detach(error=None),
-        ReportState(reason="loading; it is faster"),
+        ReportState(state=DeploymentState.LOADING, reason="loading; it is faster"),
         Load(attempt=2, release_first=True),
     )
 

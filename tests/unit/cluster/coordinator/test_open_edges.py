@@ -11,8 +11,10 @@ import pytest
 from support.cluster.edges import LIMITS, RECEIVER, SENDER, credentials
 from support.processes.waiting import done_within, eventually
 
-from potluck.cluster.coordinator.edges import StageAddress, open_edges
+from potluck.cluster.coordinator.edges import open_edges
 from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.listener import EdgeEndpoint
+from potluck.cluster.wire.worker_messages import Peer
 from potluck.errors import EdgeError, EngineError
 from potluck.types.cluster import DeploymentId, Epoch
 
@@ -20,10 +22,9 @@ EPOCH = Epoch(number=1, coordinator=SENDER)
 
 
 async def open_to(address: tuple[str, int], stages: Coroutine[object, object, None]) -> None:
-    stage = StageAddress(node_id=RECEIVER, address=EdgeAddress(host=address[0], port=address[1]))
+    stage = Peer.at(RECEIVER, EdgeAddress(host=address[0], port=address[1]))
     await open_edges(
-        credentials(SENDER),
-        "127.0.0.1",
+        EdgeEndpoint(credentials=credentials(SENDER), listen_host="127.0.0.1"),
         first=stage,
         last=stage,
         num_stages=1,
@@ -74,10 +75,10 @@ def test_a_host_that_cannot_be_listened_on_is_an_error_of_the_edge() -> None:
         return
 
     async def run() -> None:
-        stage = StageAddress(node_id=RECEIVER, address=EdgeAddress(host="127.0.0.1", port=1))
+        stage = Peer.at(RECEIVER, EdgeAddress(host="127.0.0.1", port=1))
         await open_edges(
-            credentials(SENDER),
-            "192.0.2.1",  # of no machine (RFC 5737)
+            # An address of no machine (RFC 5737).
+            EdgeEndpoint(credentials=credentials(SENDER), listen_host="192.0.2.1"),
             first=stage,
             last=stage,
             num_stages=1,

@@ -384,7 +384,7 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
         task, tokens = played.ask()
         await asyncio.sleep(0.001)
         played.pipeline.answer()
-        played.request_queue.move()
+        await played.request_queue.end(MovedError("the coordinator has left"))
         assert not played.request_queue.is_attached
         played.pipeline.answer()  # committed nowhere
         with pytest.raises(MovedError):

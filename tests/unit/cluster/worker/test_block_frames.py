@@ -21,7 +21,6 @@ from potluck.cluster.wire.steps import (
     decode_restore_result,
     encode_restore_request,
 )
-from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.stage import Stage, StageTotals
 from potluck.errors import EdgeClosedError, EngineError
 from potluck.grammars.step_masks import StepMasks
@@ -77,13 +76,10 @@ class PlayedKeeper:
         self._done.append(("restore state", state, dict(hashes)))
         return tuple(end for end in hashes if end in self._ends)
 
-    def close(self) -> None:
-        pass
-
 
 @contextmanager
 def stage(
-    keeper: BlockKeeper | None, done: list[object], *, has_head: bool
+    keeper: PlayedKeeper | None, done: list[object], *, has_head: bool
 ) -> Iterator[tuple[OutgoingEdge, IncomingEdge]]:
     shard = Shard(start_layer=0, end_layer=1, num_layers=1, has_embedding=True, has_head=has_head)
     with edge() as (steps, incoming), edge() as (outgoing, results):
@@ -95,7 +91,7 @@ def stage(
             outgoing,
             StageTotals(),
             StepMasks(None),
-            keeper,
+            cast(Any, keeper),
         )
 
         def run() -> None:

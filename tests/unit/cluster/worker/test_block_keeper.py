@@ -12,7 +12,7 @@ from support.engines.native_pipeline import Part, Pipeline, small_config
 from support.processes.waiting import done_within, eventually
 
 from potluck.cluster.worker import block_keeper as module
-from potluck.cluster.worker.block_keeper import CachelessKeeper, DiskKeeper
+from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.engines.native.engine import NativeEngine
 from potluck.types.step import HashedBlock
@@ -25,9 +25,9 @@ def pipeline(block_seed: int = 0) -> Pipeline:
     return Pipeline.make(small_config(2), TensorFormat.Q8_0, block_seed=block_seed)
 
 
-def keeper_of(engine: NativeEngine, folder: Path) -> DiskKeeper:
+def keeper_of(engine: NativeEngine, folder: Path) -> BlockKeeper:
     block_bytes = engine.block_format.num_bytes
-    return DiskKeeper(
+    return BlockKeeper(
         engine, BlockStore(folder, "stage", block_bytes=block_bytes, limit_bytes=10**9)
     )
 
@@ -123,7 +123,7 @@ def test_an_unexpected_failure_of_a_write_ends_nothing(
 
 
 def test_a_stage_without_caches_has_all_blocks() -> None:
-    keeper = CachelessKeeper()
+    keeper = BlockKeeper(pipeline().engines[0], None)
     keeper.save(hashed([1, 2]))
     assert keeper.restore(hashed([1, 2, 3])) == 3
     keeper.close()

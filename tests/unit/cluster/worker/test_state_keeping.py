@@ -15,7 +15,7 @@ from support.models.recurrent_configs import RECURRENCES, hybrid_config
 from support.processes.waiting import eventually
 from support.reference.engine import ReferenceEngine
 
-from potluck.cluster.worker.block_keeper import MAX_QUEUED_STATES, DiskKeeper, open_stores
+from potluck.cluster.worker.block_keeper import MAX_QUEUED_STATES, BlockKeeper, open_stores
 from potluck.cluster.worker.block_store import BlockStore
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
@@ -58,7 +58,7 @@ def keeper_of(
     folder: Path,
     block_format: BlockFormat | None = None,
     limit_bytes: int = 10**8,
-) -> DiskKeeper:
+) -> BlockKeeper:
     block_format = block_format or engine.block_format
     return open_stores(cast(Any, engine), block_format, folder, "stage", limit_bytes)
 

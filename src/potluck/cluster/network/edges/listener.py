@@ -14,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge, both_ends, check_counts
@@ -270,14 +271,20 @@ OpenRoute = Callable[[], RoutedConnections]
 """Opens a route with a new name. Raises ``OSError``."""
 
 
-def listen_for_edges(
-    host: str, credentials: Credentials, open_route: OpenRoute | None
-) -> EdgeListener:
-    """Listen at the node's port or, if no route can be opened, at one of ``host``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeEndpoint:
+    """A node as an end of edges: its credentials, and where it listens."""
 
-    Raises ``OSError`` if neither works.
-    """
-    if open_route is None:
-        return EdgeListener.at(host, credentials)
-    routed = open_route()
-    return EdgeListener(routed, routed.address, credentials)
+    credentials: Credentials
+    listen_host: str
+    open_route: OpenRoute | None = None
+
+    def listen(self) -> EdgeListener:
+        """Listen at the node's port or, without routes, at one of ``listen_host``.
+
+        Raises ``OSError`` if that fails.
+        """
+        if self.open_route is None:
+            return EdgeListener.at(self.listen_host, self.credentials)
+        routed = self.open_route()
+        return EdgeListener(routed, routed.address, self.credentials)
