@@ -25,7 +25,7 @@ from potluck.cluster.transfer.shared_file import Origin, Routes
 from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
-from potluck.types.content import DIGEST_BYTES, FileContent, ReadingOrder
+from potluck.types.content import FileContent, ReadingOrder
 
 
 class Board:
@@ -111,7 +111,7 @@ class Board:
 
     def add_digests(self, content: FileContent, digests: bytes, *, is_verified: bool) -> None:
         """Set the digests of all chunks. Raise ``ValueError`` if their number is wrong."""
-        if len(digests) != content.num_chunks * DIGEST_BYTES:
+        if len(digests) != content.digests_bytes:
             raise ValueError(f"{len(digests)} bytes of digests for {content}")
         with self.changes:
             self.files.note_digests(content, digests, is_verified=is_verified)
