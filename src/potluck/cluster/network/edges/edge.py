@@ -404,8 +404,6 @@ class IncomingEdge(_End):
         self._num_read, self._arriving = 0, None
         return Frame(
             kind=arriving.kind,
-            deployment=self.scope.deployment,
-            epoch=self.scope.epoch,
             step_id=arriving.step_id,
             header=arriving.view[arriving.start : arriving.payload_start],
             payload=arriving.view[arriving.payload_start :],
@@ -488,10 +486,7 @@ def _shut_down(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-def _most(limits: EdgeLimits) -> int:
-    return PREAMBLE_BYTES + _PAYLOAD_ALIGNMENT + limits.max_header_bytes + limits.max_payload_bytes
-
-
 def _grown(num_bytes: int, limits: EdgeLimits) -> int:
     """Return a size of at least ``num_bytes``, with spare room, within the limits."""
-    return min(2 * num_bytes, _most(limits))
+    most = PREAMBLE_BYTES + _PAYLOAD_ALIGNMENT + limits.max_header_bytes + limits.max_payload_bytes
+    return min(2 * num_bytes, most)
