@@ -6,20 +6,18 @@ that it has them; nothing else in a request is trusted. Needs the ``cryptography
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
-from potluck.cluster.network.trust.authority import private_pem
+from potluck.cluster.network.trust.authority import common_name, key_digest, private_pem
 from potluck.errors import ParameterError
 
-_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "newcomer")])
+_NAME = common_name("newcomer")
 _MAX_BYTES = 8192
 
 
@@ -63,15 +61,6 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def key_digest(key: CertificatePublicKeyTypes) -> bytes:
-    """Return the SHA-256 of a key's SubjectPublicKeyInfo."""
-    return hashlib.sha256(
-        key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    ).digest()
-
-
 def certificate_key_digest(certificate_der: bytes) -> bytes:
     """Return the SHA-256 of the SubjectPublicKeyInfo in a certificate. Raises ``ValueError``."""
     try:
@@ -83,8 +72,7 @@ def certificate_key_digest(certificate_der: bytes) -> bytes:
 
 def pem_key_digest(certificate_pem: bytes) -> bytes:
     """Return the SHA-256 of the SubjectPublicKeyInfo in a PEM certificate."""
-    certificate = x509.load_pem_x509_certificate(certificate_pem)
-    return certificate_key_digest(certificate.public_bytes(serialization.Encoding.DER))
+    return key_digest(x509.load_pem_x509_certificate(certificate_pem).public_key())
 
 
 def check_issued(certificate_pem: bytes, authority_pem: bytes, private_key_pem: bytes) -> str:
