@@ -166,7 +166,7 @@ class TransferNode:
         for client in self._clients:
             client.close()
         self.service._refused = _Everybody()
-        self.board.set_refused(_Everybody())
+        self.board.assignments.set_refused(_Everybody())
         self._server.close()
 
 

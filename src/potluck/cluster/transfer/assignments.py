@@ -139,9 +139,10 @@ def _lanes_for(origin: Origin, num_waiting: int) -> int:
 
 
 class Assignments:
-    """Assigns chunks to the best origins that have not failed. For use with the board's lock held.
+    """Assigns chunks to the best origins that have not failed.
 
-    A chunk is *stranded* while there is no origin to ask for it.
+    A chunk is *stranded* while there is no origin to ask for it. For use with the board's lock
+    held, unless a method takes or needs none.
     """
 
     def __init__(
@@ -165,13 +166,14 @@ class Assignments:
         self._refused: frozenset[NodeId] = frozenset()
 
     def set_refused(self, nodes: frozenset[NodeId]) -> None:
-        """Ask these nodes for nothing from now on."""
-        if nodes != self._refused:
-            self._refused = nodes
-            self._changes.wake()
+        """Ask these nodes for nothing from now on. Takes the lock."""
+        with self._changes:
+            if nodes != self._refused:
+                self._refused = nodes
+                self._changes.wake()
 
     def is_refused(self, node: NodeId) -> bool:
-        """Return whether a node is excluded from all transfers."""
+        """Return whether a node is excluded from all transfers. Needs no lock."""
         return node in self._refused
 
     def is_stranded(self, file: SharedFile, chunk: int) -> bool:
@@ -217,12 +219,13 @@ class Assignments:
             del self._stranded[item]
 
     def put_back(self, origin: Origin, items: Sequence[Item]) -> None:
-        """Return chunks that a lane took but cannot provide at the moment."""
-        for item in reversed(items):
-            file, chunk = item
-            if file.assigned.get(chunk) == origin:
-                self._queues.add_first(origin, item)
-        self._changes.wake()
+        """Return chunks that a lane took but cannot provide at the moment. Takes the lock."""
+        with self._changes:
+            for item in reversed(items):
+                file, chunk = item
+                if file.assigned.get(chunk) == origin:
+                    self._queues.add_first(origin, item)
+            self._changes.wake()
 
     def finish(self, file: SharedFile, chunk: int) -> None:
         """Remove the request for a chunk that has arrived."""
@@ -232,36 +235,42 @@ class Assignments:
         self._queues.remove((file, chunk))
 
     def fail(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign chunks that an origin could not provide."""
-        for file, chunk in items:
-            if file.assigned.get(chunk) != origin:
-                continue
-            del file.assigned[chunk]
-            file.failed.setdefault(chunk, set()).add(origin)
-            file.reason = reason
-            if not file.holds(chunk):
-                self.assign(file, chunk)
-        self._changes.wake()
+        """Reassign chunks that an origin could not provide. Takes the lock."""
+        with self._changes:
+            for file, chunk in items:
+                if file.assigned.get(chunk) != origin:
+                    continue
+                del file.assigned[chunk]
+                file.failed.setdefault(chunk, set()).add(origin)
+                file.reason = reason
+                if not file.holds(chunk):
+                    self.assign(file, chunk)
+            self._changes.wake()
 
     def fail_all(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything that an origin was asked for, taken or not."""
-        self.fail(origin, [*items, *self._queues.take_all(origin)], reason)
-        if origin.node is not None:
-            self._report(PeerDropped(origin.node, reason, False))
+        """Reassign everything that an origin was asked for, taken or not. Takes the lock."""
+        with self._changes:
+            self.fail(origin, [*items, *self._queues.take_all(origin)], reason)
+            if origin.node is not None:
+                self._report(PeerDropped(origin.node, reason, False))
 
     def fail_file(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything of a file that an origin was asked for, taken or not."""
+        """Reassign everything of a file that an origin was asked for, taken or not. Takes the
+        lock.
+        """
         file = items[0][0]
-        self.fail(origin, [*items, *self._queues.take_all(origin, file)], reason)
+        with self._changes:
+            self.fail(origin, [*items, *self._queues.take_all(origin, file)], reason)
 
     def ban(self, node: NodeId, items: Sequence[Item], reason: str) -> None:
-        """Exclude a peer for a while because it sent wrong bytes."""
-        self._banned[node] = time.monotonic() + _BANNED_SECONDS
-        _LOG.warning("node %s sent wrong bytes and is temporarily excluded: %s", node, reason)
+        """Exclude a peer for a while because it sent wrong bytes. Takes the lock."""
         origin = Origin(node)
-        waiting = self._queues.take_all(origin)
-        self.fail(origin, [*items, *waiting], f"node {node} sent wrong bytes")
-        self._report(PeerDropped(node, reason, True))
+        with self._changes:
+            self._banned[node] = time.monotonic() + _BANNED_SECONDS
+            _LOG.warning("node %s sent wrong bytes and is temporarily excluded: %s", node, reason)
+            waiting = self._queues.take_all(origin)
+            self.fail(origin, [*items, *waiting], f"node {node} sent wrong bytes")
+            self._report(PeerDropped(node, reason, True))
 
     def expire(self, now: float) -> None:
         """Give up on chunks that have been stranded for too long."""

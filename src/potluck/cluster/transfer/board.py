@@ -49,7 +49,7 @@ class Board:
         self.relay = relay = Relay()
         self.files = files = FileTable(store, jobs, relay, changes)
         queues = LaneQueues(start_lane)
-        self._assignments = assignments = Assignments(
+        self.assignments = assignments = Assignments(
             node_id, jobs, readers, queues, changes, report=report
         )
         self._fetch_order = fetch_order = FetchOrder(jobs, readers, files, assignments)
@@ -73,8 +73,8 @@ class Board:
                 if file is not None:
                     file.label = name.name
                     file.failed.clear()
-                    self._assignments.unqueue(file)
-                    self._assignments.forget_stranded(file)
+                    self.assignments.unqueue(file)
+                    self.assignments.forget_stranded(file)
             self._fetch_order.request_job(job)
             self._fetch_order.fetch_ahead(known, ahead)
             self.changes.wake()
@@ -90,16 +90,6 @@ class Board:
                 if demand is not None:
                     self._fetch_order.close(demand)
             self.changes.wake()
-
-    def set_refused(self, nodes: frozenset[NodeId]) -> None:
-        """Ask these nodes for nothing from now on."""
-        with self.changes:
-            self._assignments.set_refused(nodes)
-
-    def is_refused(self, node: NodeId) -> bool:
-        """Return whether a node is excluded from all transfers."""
-        with self.changes:
-            return self._assignments.is_refused(node)
 
     def look_again(self, content: FileContent) -> None:
         """Use a file that has just been found on this disk."""
@@ -129,7 +119,7 @@ class Board:
         """Give up on chunks without a source, and report the progress of jobs."""
         now = time.monotonic()
         with self.changes:
-            self._assignments.expire(now)
+            self.assignments.expire(now)
             for name, job in self._jobs.items():
                 demands = self.readers.demands_of(name)
                 self._fetch_order.end_ahead_if_done(job, has_readers=bool(demands))

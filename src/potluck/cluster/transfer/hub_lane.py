@@ -95,10 +95,10 @@ class HubLane:
                     del left[item]
         except _HubFailedError as error:
             _LOG.warning("the hub refused %s: %s", file.label, error)
-            self._work.fail_file(HUB, list(left), f"the hub: {error}")
+            self._work.assignments.fail_file(HUB, list(left), f"the hub: {error}")
         except PotluckError as error:
             _LOG.warning("no bytes received from the hub: %s", error.message)
-            self._work.fail_all(HUB, list(left), error.message)
+            self._work.assignments.fail_all(HUB, list(left), error.message)
         self._num_failures = 0
 
     def _try(self, left: dict[Item, None]) -> None:
@@ -181,7 +181,7 @@ class HubLane:
         """Read a complete file from a hub that ignores ranges, and deliver what is missing."""
         lock = self._streams.lock(file.content.sha256)
         if not lock.acquire(blocking=False):
-            self._work.put_back(HUB, list(left))
+            self._work.assignments.put_back(HUB, list(left))
             left.clear()
             with lock:  # once the other lane is done, what it left is taken from the queue
                 return

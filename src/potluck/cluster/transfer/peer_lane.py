@@ -180,18 +180,18 @@ class PeerLane:
                 if self._receive():
                     num_failures = 0
             except WrongBytesError as error:
-                self._work.ban(self._peer, self._close(), error.message)
+                self._work.assignments.ban(self._peer, self._close(), error.message)
             except (PeerFailedError, OSError) as error:
                 reason = describe(error) if isinstance(error, OSError) else str(error)
                 items = self._close()
                 is_silent = isinstance(error, TimeoutError)
                 if num_failures < len(_PAUSES) and not is_silent:
-                    self._work.put_back(self._origin, items)
+                    self._work.assignments.put_back(self._origin, items)
                     time.sleep(_PAUSES[num_failures])
                     num_failures += 1
                     continue
                 _LOG.warning("no bytes received from node %s: %s", self._peer, reason)
-                self._work.fail_all(self._origin, items, f"node {self._peer}: {reason}")
+                self._work.assignments.fail_all(self._origin, items, f"node {self._peer}: {reason}")
                 num_failures = 0
 
     def _ask(self) -> bool:
@@ -241,7 +241,8 @@ class PeerLane:
                     sha256, chunk, reason = decode_lack(body)
                     item = self._outstanding.pop((sha256, chunk), None)
                     if item is not None:
-                        self._work.fail(self._origin, [item], f"node {self._peer}: {reason[:200]}")
+                        why = f"node {self._peer}: {reason}"
+                        self._work.assignments.fail(self._origin, [item], why)
                 case Kind.WAIT:
                     pass
                 case _:
@@ -253,7 +254,7 @@ class PeerLane:
     def _connected(self) -> ssl.SSLSocket:
         if self._connection is not None:
             return self._connection
-        if self._work.is_refused(self._peer):
+        if self._work.assignments.is_refused(self._peer):
             raise PeerFailedError("it was removed from the cluster")
         self._connection = connection = self._opened()
         self._share.bound_queue(connection, socket.SO_RCVBUF)

@@ -274,7 +274,7 @@ def test_a_member_that_asks_nonsense_is_closed(tmp_path: Path) -> None:
 def test_a_removed_node_gets_nothing(tmp_path: Path) -> None:
     with nodes(tmp_path, 2) as [owner, removed]:
         owner.give("model.gguf", DATA)
-        owner.board.set_refused(frozenset({removed.node_id}))
+        owner.board.assignments.set_refused(frozenset({removed.node_id}))
         removed.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         with pytest.raises(TransferError):
             removed.read(CONTENT)

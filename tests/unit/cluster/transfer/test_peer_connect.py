@@ -126,7 +126,7 @@ def test_neither_side_serves_one_that_was_removed(
     one_way: tuple[TransferNode, TransferNode],
 ) -> None:
     behind, node = one_way
-    behind.board.set_refused(frozenset({node.node_id}))
+    behind.board.assignments.set_refused(frozenset({node.node_id}))
     with pytest.raises(TransferError, match="was removed"):
         behind.service.serve_peer(node.node_id, node.address)
 
