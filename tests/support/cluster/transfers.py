@@ -103,7 +103,7 @@ class TransferNode:
         if isinstance(message, DialWanted):
             ask = self.ask_to_dial
             if ask is None:
-                self.service.dial_backs.failed(message.node, "it was not asked")
+                self.service.dial_backs.answer(message.node, "it was not asked")
             else:
                 start_thread("dial", lambda: ask(message.node))
 

@@ -281,7 +281,7 @@ class Assignments:
     def _give_up(self, item: Item) -> None:
         file, chunk = item
         del self._stranded[item]
-        if self._jobs.is_on_hub(file) and HUB not in file.failed.get(chunk, ()):
+        if self._jobs.hub_name(file) is not None and HUB not in file.failed.get(chunk, ()):
             self._ask(HUB, file, chunk)
             return
         message, hint = unavailable(file, chunk)

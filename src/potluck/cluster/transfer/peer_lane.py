@@ -79,15 +79,11 @@ def connect_to_peer(
     return connection
 
 
-class DialBackError(Exception):
-    """The peer did not connect."""
-
-
 class DialBacks:
     """The lanes that wait for their peers to connect. Thread-safe.
 
-    ``ask`` requests that a peer connects to this node. It must not block; ``offer`` or ``failed``
-    is called with the outcome, by any thread.
+    ``ask`` requests that a peer connects to this node. It must not block; ``answer`` is called with
+    the outcome, by any thread.
 
     A node behind a firewall or address translation can connect to others, which cannot connect to
     it. To fetch from such a node, a lane asks it to connect (the agents pass the request on,
@@ -109,7 +105,7 @@ class DialBacks:
     def connection(self, node: NodeId) -> ssl.SSLSocket:
         """Ask a peer to connect, and return the connection. For the peer's lane only.
 
-        Raise ``DialBackError``, with the reason, if it does not connect in time.
+        Raise ``PeerFailedError``, with the reason, if it does not connect in time.
         """
         with self._changed:
             self._answers[node] = None
@@ -121,20 +117,14 @@ class DialBacks:
                 self._needed.add(node)
                 return answer
             self._needed.discard(node)
-            raise DialBackError(answer or f"it did not connect within {DIAL_BACK_SECONDS:g} s")
+            raise PeerFailedError(answer or f"it did not connect within {DIAL_BACK_SECONDS:g} s")
 
-    def offer(self, node: NodeId, connection: ssl.SSLSocket) -> bool:
-        """Give a connection from a peer to the lane that waits for it.
+    def answer(self, node: NodeId, answer: ssl.SSLSocket | str) -> bool:
+        """Give a connection from a peer, or the reason why there will be none, to the lane that
+        waits for it.
 
-        Return False if none does; the connection then still belongs to the caller.
+        Return False if none does; a connection then still belongs to the caller.
         """
-        return self._answer(node, connection)
-
-    def failed(self, node: NodeId, reason: str) -> None:
-        """Tell the lane that waits for a peer that it will not connect."""
-        self._answer(node, reason)
-
-    def _answer(self, node: NodeId, answer: ssl.SSLSocket | str) -> bool:
         with self._changed:
             if node not in self._answers or self._answers[node] is not None:
                 return False
@@ -272,16 +262,13 @@ class PeerLane:
         if address is None:
             raise PeerFailedError("its address is unknown")
         if self._dial_backs.is_needed(self._peer):
-            try:
-                return self._dial_backs.connection(self._peer)
-            except DialBackError as error:
-                raise PeerFailedError(str(error)) from error
+            return self._dial_backs.connection(self._peer)
         try:
             return connect_to_peer(self._peer, address, self._context)
         except OSError as error:
             try:
                 return self._dial_backs.connection(self._peer)
-            except DialBackError as failure:
+            except PeerFailedError as failure:
                 _LOG.debug("node %s does not connect to this node: %s", self._peer, failure)
                 raise error from failure
 

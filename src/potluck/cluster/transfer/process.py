@@ -31,7 +31,7 @@ from potluck.cluster.network.trust.removed import RemovedNodes
 from potluck.cluster.transfer.board import Board
 from potluck.cluster.transfer.channel import Channel, ChannelClosedError
 from potluck.cluster.transfer.demand import Reader
-from potluck.cluster.transfer.hub_lane import HubLane, WholeStreams
+from potluck.cluster.transfer.hub_lane import HubLane
 from potluck.cluster.transfer.messages import (
     AddDigests,
     AgentMessage,
@@ -109,7 +109,7 @@ class TransferService:
         self._refused: frozenset[NodeId] = frozenset()
         self._client_context = credentials.client_context()
         self._incoming, self._outgoing = Share(), Share()
-        self._streams = WholeStreams()
+        self._streams: dict[str, threading.Lock] = {}
         self.dial_backs = DialBacks(lambda node: report(DialWanted(node)))
         self._sessions = threading.BoundedSemaphore(_MOST_SESSIONS)
         self.store = ContentStore(
@@ -248,7 +248,7 @@ class TransferService:
                 self._refused = message.nodes
                 self.board.assignments.set_refused(message.nodes)
             case DialFailed():
-                self.dial_backs.failed(message.node, message.reason)
+                self.dial_backs.answer(message.node, message.reason)
             case _:
                 start_thread("answer", partial(self._answer, message))
 
@@ -362,7 +362,7 @@ class TransferService:
         except OSError:
             connection.close()
             return
-        if not self.dial_backs.offer(peer, connection):
+        if not self.dial_backs.answer(peer, connection):
             connection.close()  # nobody waits for it any more
 
     def _begin_session(

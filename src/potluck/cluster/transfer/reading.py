@@ -130,7 +130,7 @@ class Reading:
         except ModelFileError as error:
             with self._changes:
                 file.drop_local()
-                if not self._jobs.has_routes(file):
+                if not self._jobs.naming(file):
                     return Failed(error.problem, error.hint, is_changed=True)
             _log.warning("%s: fetching it from elsewhere", error.message)
             return None
@@ -196,8 +196,8 @@ class Reading:
             until = first
             while until < end and until in window.present:
                 until += 1
-            return Arrived(first, until, demand.places[file], True), os.dup(window.descriptor())
-        if not demand.job and not self._jobs.has_routes(file):
+            return Arrived(first, until, window.place, True), os.dup(window.descriptor())
+        if not demand.job and not self._jobs.naming(file):
             return Failed(*unavailable(file, first), is_changed=False)
         job = self._jobs.get(demand.job)
         if job is not None and job.failure is not None:

@@ -306,7 +306,7 @@ def test_a_full_store_has_the_rest_read_through_memory(
         owner.give("model.gguf", data)
         other.set_sources(manifest_of({"model.gguf": data}), [from_peer(content, owner)], [owner])
         client = other.client()
-        client.want(JOB, {content: [(0, len(data))]}, keep=True)
+        client.want(JOB, [(content, [(0, len(data))])], keep=True)
         file = client.open_file(content, label="model", job=JOB)
         read = bytearray(len(data))
         with caplog.at_level(logging.WARNING):
@@ -326,7 +326,7 @@ def test_an_ended_job_is_not_fetched_any_more(tmp_path: Path) -> None:
         owner.service.set_serving(True, 0)
         other.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         client = other.client()
-        client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=True)
+        client.want(JOB, [(CONTENT, [(0, len(DATA))])], keep=True)
         eventually(lambda: other.held_chunks(CONTENT) >= 1)
         other.board.end_job(JOB)
         time.sleep(1.5)
@@ -341,7 +341,7 @@ def test_a_connection_of_a_node_that_is_removed_ends(tmp_path: Path) -> None:
         owner.give("model.gguf", DATA)
         owner.service.set_serving(True, 0)  # at 2 MB/s
         removed.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
-        removed.client().want(JOB, {CONTENT: [(0, len(DATA))]}, keep=True)
+        removed.client().want(JOB, [(CONTENT, [(0, len(DATA))])], keep=True)
         eventually(lambda: removed.held_chunks(CONTENT) >= 1)
         owner.removed.write_text(f"{removed.node_id} 2026-11-23 0\n")
         eventually(lambda: bool(removed.dropped()))

@@ -179,10 +179,10 @@ def test_answers_that_come_too_late_are_dropped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(peer_connect, "DIAL_BACK_SECONDS", 0.1)
     was_requested = threading.Event()
     waiting = peer_connect.DialBacks(lambda _: was_requested.set())
-    with pytest.raises(peer_connect.DialBackError, match=r"did not connect within 0\.1 s"):
+    with pytest.raises(peer_connect.PeerFailedError, match=r"did not connect within 0\.1 s"):
         waiting.connection(peer)
     assert was_requested.is_set()
-    waiting.failed(peer, "of the first request")
-    with pytest.raises(peer_connect.DialBackError, match="within"):
+    waiting.answer(peer, "of the first request")
+    with pytest.raises(peer_connect.PeerFailedError, match="within"):
         waiting.connection(peer)
     assert not waiting.is_needed(peer)
