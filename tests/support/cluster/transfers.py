@@ -17,8 +17,6 @@ from support.processes.waiting import eventually
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import (
     DialWanted,
-    JobFailed,
-    PeerDropped,
     ProcessMessage,
     Progress,
     TransferSettings,
@@ -151,12 +149,6 @@ class TransferNode:
         """The latest; the first comes soon after the first bytes."""
         eventually(lambda: any(isinstance(each, Progress) for each in self.reports))
         return next(each for each in reversed(self.reports) if isinstance(each, Progress)).transfer
-
-    def failures(self) -> list[JobFailed]:
-        return [each for each in self.reports if isinstance(each, JobFailed)]
-
-    def dropped(self) -> list[PeerDropped]:
-        return [each for each in self.reports if isinstance(each, PeerDropped)]
 
     def held_chunks(self, content: FileContent) -> int:
         held, _ = self.board.files.held([content])

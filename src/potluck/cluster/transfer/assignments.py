@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from potluck.cluster.transfer.changes import Changes
 from potluck.cluster.transfer.demand import Readers
 from potluck.cluster.transfer.jobs import Jobs
-from potluck.cluster.transfer.messages import JobFailed, PeerDropped, ProcessMessage
 from potluck.cluster.transfer.shared_file import HUB, Item, Origin, SharedFile
 from potluck.types.cluster import NodeId
 from potluck.types.content import CHUNK_BYTES
@@ -152,15 +151,12 @@ class Assignments:
         readers: Readers,
         queues: LaneQueues,
         changes: Changes,
-        *,
-        report: Callable[[ProcessMessage], None],
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs
         self._readers = readers
         self._queues = queues
         self._changes = changes
-        self._report = report
         self._stranded: dict[Item, float] = {}
         self._banned: dict[NodeId, float] = {}
         self._refused: frozenset[NodeId] = frozenset()
@@ -247,30 +243,21 @@ class Assignments:
                     self.assign(file, chunk)
             self._changes.wake()
 
-    def fail_all(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything that an origin was asked for, taken or not. Takes the lock."""
-        with self._changes:
-            self.fail(origin, [*items, *self._queues.take_all(origin)], reason)
-            if origin.node is not None:
-                self._report(PeerDropped(origin.node, reason, False))
-
-    def fail_file(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything of a file that an origin was asked for, taken or not. Takes the
-        lock.
+    def fail_all(
+        self, origin: Origin, items: Sequence[Item], reason: str, file: SharedFile | None = None
+    ) -> None:
+        """Reassign everything (of one file, if given) that an origin was asked for, taken or not.
+        Takes the lock.
         """
-        file = items[0][0]
         with self._changes:
             self.fail(origin, [*items, *self._queues.take_all(origin, file)], reason)
 
     def ban(self, node: NodeId, items: Sequence[Item], reason: str) -> None:
         """Exclude a peer for a while because it sent wrong bytes. Takes the lock."""
-        origin = Origin(node)
         with self._changes:
             self._banned[node] = time.monotonic() + _BANNED_SECONDS
             _LOG.warning("node %s sent wrong bytes and is temporarily excluded: %s", node, reason)
-            waiting = self._queues.take_all(origin)
-            self.fail(origin, [*items, *waiting], f"node {node} sent wrong bytes")
-            self._report(PeerDropped(node, reason, True))
+            self.fail_all(Origin(node), items, f"node {node} sent wrong bytes")
 
     def expire(self, now: float) -> None:
         """Give up on chunks that have been stranded for too long."""
@@ -284,13 +271,11 @@ class Assignments:
         if self._jobs.hub_name(file) is not None and HUB not in file.failed.get(chunk, ()):
             self._ask(HUB, file, chunk)
             return
-        message, hint = unavailable(file, chunk)
+        failure = unavailable(file, chunk)
         for name, job in self._jobs.items():
             wants = any(demand.wants(file, chunk) for demand in self._readers.demands_of(name))
             if wants and job.failure is None:
-                job.failure = (message, hint)
-                label = file.label or file.content.sha256
-                self._report(JobFailed(name, f"{label}: {message}", hint))
+                job.failure = failure
         self._changes.wake()
 
     def _ask(self, origin: Origin, file: SharedFile, chunk: int) -> None:

@@ -49,9 +49,7 @@ class Board:
         self.relay = relay = Relay()
         self.files = files = FileTable(store, jobs, relay, changes)
         queues = LaneQueues(start_lane)
-        self.assignments = assignments = Assignments(
-            node_id, jobs, readers, queues, changes, report=report
-        )
+        self.assignments = assignments = Assignments(node_id, jobs, readers, queues, changes)
         self._fetch_order = fetch_order = FetchOrder(jobs, readers, files, assignments)
         self.reading = Reading(jobs, readers, files, fetch_order, changes)
         self.lane_work = LaneWork(jobs, readers, queues, assignments, fetch_order, relay, changes)

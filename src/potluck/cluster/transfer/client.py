@@ -23,7 +23,7 @@ from potluck.cluster.transfer.messages import (
     Want,
 )
 from potluck.errors import ModelFileError, TransferError
-from potluck.types.content import CHUNK_BYTES, FileContent
+from potluck.types.content import CHUNK_BYTES, FileContent, runs_in_order
 
 Ranges = Sequence[tuple[int, int]]
 """Half-open ranges of bytes."""
@@ -133,11 +133,7 @@ class TransferClient:
             num_given = max(0, len(consumed) - num_kept)
             given = consumed[:num_given]
             del consumed[:num_given]
-            while given:
-                first = given.pop(0)
-                end = first + 1
-                while given and given[0] == end:
-                    end = given.pop(0) + 1
+            for first, end in runs_in_order(given):
                 self.send(Consumed(content, first, end))
 
 

@@ -95,10 +95,8 @@ class Demand:
         """Hold from now on in memory what is not on a disk."""
         self.keeps = False
         if not self._order:
-            for each in self.chunks():
-                if each not in self._positions:
-                    self._positions[each] = len(self._order)
-                    self._order.append(each)
+            self._order = list(dict.fromkeys(self.chunks()))
+            self._positions = {each: position for position, each in enumerate(self._order)}
 
     def window(self, file: SharedFile) -> Window:
         """Return the window of a file."""

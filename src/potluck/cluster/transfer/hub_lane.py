@@ -84,7 +84,7 @@ class HubLane:
                     del left[item]
         except _HubFailedError as error:
             _LOG.warning("the hub refused %s: %s", file.label, error)
-            self._work.assignments.fail_file(HUB, list(left), f"the hub: {error}")
+            self._work.assignments.fail_all(HUB, list(left), f"the hub: {error}", file)
         except PotluckError as error:
             _LOG.warning("no bytes received from the hub: %s", error.message)
             self._work.assignments.fail_all(HUB, list(left), error.message)

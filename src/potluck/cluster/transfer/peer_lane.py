@@ -5,6 +5,7 @@ If this node cannot connect to the peer, it asks the peer to connect (``DialBack
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import ssl
@@ -32,6 +33,7 @@ from potluck.cluster.transfer.share import Share, set_bulk_options
 from potluck.cluster.transfer.shared_file import Item, Origin, WrongBytesError
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
+from potluck.types.content import runs_in_order
 
 _LOG = logging.getLogger(__name__)
 
@@ -195,14 +197,9 @@ class PeerLane:
             }
             if items:
                 connection = self._connected()
-                at = 0
-                while at < len(items):
-                    file, first = items[at]
-                    end = first
-                    while at < len(items) and items[at] == (file, end):
-                        at += 1
-                        end += 1
-                    connection.sendall(encode_want(file.content, first, end))
+                for file, of_file in itertools.groupby(items, key=lambda item: item[0]):
+                    for first, end in runs_in_order(chunk for _, chunk in of_file):
+                        connection.sendall(encode_want(file.content, first, end))
         return bool(self._outstanding)
 
     def _receive(self) -> bool:

@@ -32,10 +32,8 @@ from potluck.cluster.transfer.messages import (
     HashProgress,
     HoldingsAnswer,
     IdentityAnswer,
-    JobFailed,
     Listening,
     LogLine,
-    PeerDropped,
     ProcessMessage,
     Progress,
     Question,
@@ -79,13 +77,6 @@ class TransferEvents:
     on_progress: Callable[[str, Transfer], None] = lambda job, transfer: None
     """This node's progress with the bytes that its readers of a job want: about twice a second for
     each job with progress, and once when it is complete."""
-
-    on_failure: Callable[[str, str, str], None] = lambda job, message, hint: None
-    """No source has bytes that a job needs: its readers get a ``TransferError``. New sources for
-    the job restart it."""
-
-    on_peer_dropped: Callable[[NodeId, str, bool], None] = lambda node, reason, is_garbage: None
-    """A peer failed as a source (with the reason), or sent wrong bytes."""
 
     on_dial_wanted: Callable[[NodeId], None] | None = None
     """The process cannot connect to a peer, which should be asked to call ``serve_peer`` for this
@@ -209,7 +200,8 @@ class TransferProcess:
 
         Several sources of one chunk are tried in the given order; sources of kind ``DISK`` are
         ignored, as the process finds them itself. ``peers`` says where peers listen (their
-        ``address``). Transfers in progress continue. If the store may keep files, the chunks of
+        ``address``). Transfers in progress continue, and a job restarts for which no source had
+        bytes. If the store may keep files, the chunks of
         ``ahead`` are fetched now, since readers will want them.
         """
         message = SetSources(job, manifest, tuple(sources), dict(peers), ahead)
@@ -323,10 +315,6 @@ class TransferProcess:
         match message:
             case Progress():
                 self._events.on_progress(message.job, message.transfer)
-            case JobFailed():
-                self._events.on_failure(message.job, message.message, message.hint)
-            case PeerDropped():
-                self._events.on_peer_dropped(message.node, message.reason, message.sent_garbage)
             case DialWanted():
                 if self._events.on_dial_wanted is None:
                     self.dial_failed(message.node, "there is no agent to ask it")
