@@ -99,11 +99,6 @@ class _End:
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
         self._is_closed = False
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether either side is known to have closed it."""
-        return self._is_closed
-
     def path(self) -> PathFigures | None:
         """Return the kernel's figures of the path to the peer. Thread-safe.
 
