@@ -26,7 +26,7 @@ import msgspec
 from circumstances import edge_circumstances
 
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_both_ways
+from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import Frame, FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -194,15 +194,17 @@ def _serve(member: int, size: int, directory: Path, rounds: int) -> None:
     outgoing: dict[int, OutgoingEdge] = {}
     with _accepting(listener, member, others) as accept:
         for each in others:
-            outgoing[each] = connect_both_ways(
+            end = connect_end(
                 EdgeAddress(host=addresses[each][0], port=addresses[each][1]),
                 credentials,
                 Hello(scope=SCOPE, index=0, sender=member, receiver=each),
                 peer=_node(each),
                 limits=LIMITS,
                 timeout_seconds=DEADLINE_SECONDS,
-            )[0]
-            outgoing[each].reserve(TURN_BYTES)
+            )
+            assert isinstance(end, OutgoingEdge)
+            end.reserve(TURN_BYTES)
+            outgoing[each] = end
         incoming = accept()
     part = GroupPart(member=member, shares=(1,) * size)
     group = Group(part, outgoing, incoming, ExchangeTotals())
@@ -260,8 +262,6 @@ def _begin(group: Group, step_id: int) -> None:
     group.begin(
         Frame(
             kind=FrameKind.STEP,
-            deployment=SCOPE.deployment,
-            epoch=SCOPE.epoch,
             step_id=StepId(step_id),
             header=memoryview(b""),
             payload=memoryview(b""),

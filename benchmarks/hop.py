@@ -25,7 +25,7 @@ import msgspec
 from circumstances import edge_circumstances
 
 from potluck.cluster.network.edges.address import EdgeAddress
-from potluck.cluster.network.edges.connect import connect_both_ways
+from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
 from potluck.cluster.network.edges.frames import FrameKind, Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeListener
@@ -197,14 +197,16 @@ def _connect(
         connection = socket.create_connection(address.endpoint)
         set_edge_options(connection)
         return OutgoingEdge(connection, peer, SCOPE, LIMITS)
-    return connect_both_ways(
+    end = connect_end(
         address,
         _credentials(directory, node_id),
         hello,
         peer=peer,
         limits=LIMITS,
         timeout_seconds=DEADLINE_SECONDS,
-    )[0]
+    )
+    assert isinstance(end, OutgoingEdge)
+    return end
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ async def _take(
 
 
 def _read(client: TransferClient, content: FileContent, keeps: bool) -> None:
-    client.want(JOB, {content: [(0, content.num_bytes)]}, keep=keeps)
+    client.want(JOB, [(content, [(0, content.num_bytes)])], keep=keeps)
     file = client.open_file(content, label="model", job=JOB)
     buffer = memoryview(bytearray(READ_BYTES))
     for at in range(0, content.num_bytes, READ_BYTES):

@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from potluck.cluster.wire.worker_messages import Failed, Load, Progress, StageSp
 from potluck.cluster.worker import process
 from potluck.engines.backends import native_unit
 from potluck.engines.loading import PackedCache
+from potluck.engines.loading.prepare import prepare_stages
 from potluck.engines.native.engine import NativeEngine
 from potluck.errors import ModelFileError
-from potluck.local.loading import find_unit, load_stages, plan_load
+from potluck.local.loading import find_unit, plan_load, room_on
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -95,8 +97,12 @@ def load(model: Path, on_progress: Callable[[int, int], None], num_stages: int) 
         num_threads=1,
         unit=unit,
     )
-    loaded = load_stages(
-        description, plan, unit=unit, cache=PackedCache(None), on_progress=on_progress
+    loaded = prepare_stages(
+        description,
+        plan,
+        room=partial(room_on, unit),
+        cache=PackedCache(None),
+        on_progress=on_progress,
     )
     for stage in loaded.stages:
         stage.engine.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from potluck.host.child_environment import child_environment
 
@@ -30,6 +32,46 @@ async def start_child(
         env=child_environment(may_fetch=may_fetch),
         process_group=0,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectedChild:
+    """A child, and a stream to it. The child ends when the stream does."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def end(self, *, timeout_seconds: float) -> None:
+        """Close the stream, and wait for the end of the child; kill it if it takes too long."""
+        self.writer.close()
+        await end_child(self.process, timeout_seconds=timeout_seconds)
+
+
+async def start_connected_child(
+    module: str,
+    *arguments: str,
+    descriptors: Collection[int],
+    may_fetch: bool = False,
+    max_line_bytes: int = 2**16,
+) -> ConnectedChild:
+    """Start a child as ``start_child`` does; the descriptor of its socket is its first argument.
+
+    ``max_line_bytes`` is the longest line that can be read from it.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs, ExitStack() as unless_started:
+        reader, writer = await asyncio.open_connection(sock=ours, limit=max_line_bytes)
+        unless_started.callback(writer.close)
+        process = await start_child(
+            module,
+            str(theirs.fileno()),
+            *arguments,
+            descriptors=(theirs.fileno(), *descriptors),
+            may_fetch=may_fetch,
+        )
+        unless_started.pop_all()
+    return ConnectedChild(process, reader, writer)
 
 
 async def end_child(process: asyncio.subprocess.Process, *, timeout_seconds: float) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from potluck.drafting.model import ModelDrafts
 from potluck.scheduling.dispatcher import Dispatcher
 from potluck.scheduling.ledger import Update
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
@@ -45,18 +44,6 @@ class DraftingThread:
 
         sequence_id = self._dispatcher.add(request, subscriber)
         return lambda: self._dispatcher.cancel(sequence_id)
-
-    def source(
-        self, on_ready: Callable[[], None], *, vocab_size: int, context_tokens: int
-    ) -> ModelDrafts:
-        """Return a source of drafts from the small model; see ``ModelDrafts``."""
-        return ModelDrafts(
-            self.start,
-            self.post,
-            on_ready,
-            vocab_size=vocab_size,
-            context_tokens=context_tokens,
-        )
 
     def close(self) -> None:
         """End the thread. Idempotent."""

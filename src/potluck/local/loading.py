@@ -1,4 +1,4 @@
-"""Choose the unit of a model in this process, and plan and load its stages."""
+"""Choose the unit of a model in this process, and plan its stages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from dataclasses import dataclass, replace
 from potluck.catalog import ModelDescription, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
-from potluck.engines.loading import PackedCache, Room, StageSize
-from potluck.engines.loading.prepare import (
-    LoadPlan,
-    PreparedStages,
-    count_stages,
-    plan_stages,
-    prepare_stages,
-)
+from potluck.engines.loading import Room, StageSize
+from potluck.engines.loading.prepare import LoadPlan, count_stages, plan_stages
 from potluck.engines.loading.sizes import stronger_quantizations
 from potluck.engines.native.engine import choose_isa
 from potluck.errors import ParameterError, UsageError
@@ -33,9 +27,7 @@ from potluck.types.choices import ArithmeticChoice, Quantization
 from potluck.types.hardware import Device, ProbeReport
 from potluck.types.memory import MemoryLimit
 from potluck.types.program import Shard
-from potluck.types.ranges import require_number
 from potluck.types.unit import NATIVE, Role, UnitAddress, backend_of
-from potluck.weights.load import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +121,6 @@ def plan_load(
     Fast arithmetic is only used if ``unit`` supports it. Raise ``InsufficientMemoryError`` if the
     model does not fit, and ``ParameterError``.
     """
-    if num_threads is not None:
-        require_number("threads", num_threads)
     shards = split_evenly(
         description.config.num_layers, num_stages, description.config.can_cut_before
     )
@@ -146,7 +136,7 @@ def plan_load(
         backend=unit.address.backend,
         is_on_device=unit.memory is not None,
     )
-    room = _room(unit)
+    room = room_on(unit)
     profile = read_profile(description)
 
     def count(size: StageSize) -> LoadPlan:
@@ -161,38 +151,15 @@ def plan_load(
     return plan_stages(profile, shards, size, unit.address, room)
 
 
-def load_stages(
-    description: ModelDescription,
-    plan: LoadPlan,
-    *,
-    unit: LocalUnit,
-    cache: PackedCache,
-    on_progress: Progress | None = None,
-    on_fetch: Progress | None = None,
-    on_warm_up: Progress | None = None,
-) -> PreparedStages:
-    """Load the stages of ``plan``, which is for ``unit``. See ``prepare_stages``."""
-    return prepare_stages(
-        description,
-        plan,
-        room=lambda: _room(unit),
-        cache=cache,
-        on_fetch=on_fetch,
-        on_progress=on_progress,
-        on_warm_up=on_warm_up,
-    )
-
-
-def _room(unit: LocalUnit) -> Room:
+def room_on(unit: LocalUnit) -> Room:
+    """Return the memory that is usable now for stages on ``unit``."""
     return Room(host=available_memory(), device=unit.memory)
 
 
-def _anywhere(_layer: int) -> bool:
-    return True
-
-
 def split_evenly(
-    num_layers: int, num_stages: int, can_cut_before: Callable[[int], bool] = _anywhere
+    num_layers: int,
+    num_stages: int,
+    can_cut_before: Callable[[int], bool] = lambda _layer: True,
 ) -> tuple[Shard, ...]:
     """Return contiguous shards whose numbers of layers differ by at most one, longer ones first.
 

@@ -22,16 +22,17 @@ from potluck.catalog import (
     open_vocabulary,
 )
 from potluck.catalog.small_models import describe_small
+from potluck.drafting.model import ModelDrafts
 from potluck.drafting.sources import draft_source, names_model
 from potluck.engines.loading import PackedCache, default_packed_folder
 from potluck.engines.loading.load import LoadedStage
-from potluck.engines.loading.prepare import LoadPlan
+from potluck.engines.loading.prepare import LoadPlan, prepare_stages
 from potluck.errors import ParameterError
 from potluck.grammars.check import GrammarChecker
 from potluck.host.cores import own_usable_cores, threads_problem
 from potluck.local.drafts import DraftingThread
 from potluck.local.generation import ChatOutput, Generation, output_format, tool_use
-from potluck.local.loading import find_unit, load_stages, plan_load
+from potluck.local.loading import find_unit, plan_load, room_on
 from potluck.local.pipeline import LocalPipeline
 from potluck.local.scoring import (
     DocumentScore,
@@ -217,10 +218,10 @@ class Model:
             tokenizer = load_tokenizer(description.files)
             chat_template = load_chat_template(description.files)
             cache = PackedCache(default_packed_folder(os.environ), packed_cache_bytes)
-            loaded = load_stages(
+            loaded = prepare_stages(
                 description,
                 plan,
-                unit=unit,
+                room=partial(room_on, unit),
                 cache=cache,
                 on_progress=_reporting(on_progress),
                 on_fetch=_reporting(on_progress, is_fetching=True),
@@ -244,7 +245,9 @@ class Model:
             else:
                 drafting = DraftingThread(small._dispatcher)
                 on_failure.callback(drafting.close)
-                drafts = drafting.source(
+                drafts = ModelDrafts(
+                    drafting.start,
+                    drafting.post,
                     lambda: dispatcher.drafts_ready(),
                     vocab_size=description.config.vocab_size,
                     context_tokens=small.context_tokens,
@@ -446,8 +449,7 @@ class Model:
                 "this model does not support embeddings",
                 hint="it is a reranking model: use rerank",
             )
-        if isinstance(inputs, str):
-            raise ParameterError("inputs", "inputs is a single text", hint="give a list of texts")
+        _require_list("inputs", inputs)
         vector_size = self.description.config.vector_size
         check_dimensions(dimensions, vector_size)
         prompts = [
@@ -477,10 +479,7 @@ class Model:
                 "this model is not a reranking model",
                 hint="use a reranker, such as Qwen3-Reranker",
             )
-        if isinstance(documents, str):
-            raise ParameterError(
-                "documents", "documents is a single text", hint="give a list of texts"
-            )
+        _require_list("documents", documents)
         check_labels(config, self.description.config.label_tokens, self.tokenizer)
         template = rerank_template(config, self._chat_template)
         prompts = [
@@ -549,8 +548,7 @@ class Model:
         self._check_prompt(tokens)
         if max_tokens is not None:
             require_number("max_tokens", max_tokens)
-        if isinstance(stop, str):
-            raise ParameterError("stop", "stop is a single text", hint="give a list of texts")
+        _require_list("stop", stop)
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -585,6 +583,11 @@ class Model:
         params = SamplingParams(**values)  # type: ignore[arg-type]
         validate_sampling(params, self.description.config.vocab_size)
         return replace(params, logit_bias=tuple(sorted(params.logit_bias)))
+
+
+def _require_list(name: str, texts: object) -> None:
+    if isinstance(texts, str):
+        raise ParameterError(name, f"{name} is a single text", hint="give a list of texts")
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from potluck.errors import DamagedChunkError, StoreFullError
 from potluck.store.index import BlobIndex, ChunkState
-from potluck.types.content import CHUNK_BYTES, DIGEST_BYTES, ChunkRuns, digest_at, runs_of
+from potluck.types.content import CHUNK_BYTES, ChunkRuns, digest_at, runs_of
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -84,15 +84,6 @@ class Blob:
     def is_whole(self) -> bool:
         """Return whether every chunk is held."""
         return all(state & ChunkState.HELD for state in self._index.states())
-
-    @property
-    def digests(self) -> tuple[bytes | None, ...]:
-        """Return the digest of each chunk, if known."""
-        all_digests = self._index.digests()
-        return tuple(
-            digest_at(all_digests, i) if state & ChunkState.DIGEST else None
-            for i, state in enumerate(self._index.states())
-        )
 
     @property
     def all_digests(self) -> bytes | None:
@@ -174,36 +165,19 @@ class Blob:
         """
         return self._descriptor
 
-    def expect(self, first: int, digests: bytes) -> None:
-        """Record which digests the chunks from ``first`` on must have, according to another node.
-
-        Known digests do not change.
-        """
-        with self._writing_alone():
-            for i in range(len(digests) // DIGEST_BYTES):
-                state = self._index.state(first + i)
-                if not state & ChunkState.DIGEST:
-                    self._index.set_digest(first + i, digest_at(digests, i))
-                    self._index.set_state(first + i, state | ChunkState.DIGEST)
-
-    def mark_verified(self, all_digests: bytes) -> ChunkRuns:
+    def mark_verified(self, all_digests: bytes) -> None:
         """Record the digests of a file that was verified by its SHA-256.
 
-        Chunks that are held and differ are dropped. Return them.
+        Chunks that are held and differ are dropped.
         """
-        if len(all_digests) != self.content.num_chunks * DIGEST_BYTES:
+        if len(all_digests) != self.content.digests_bytes:
             raise ValueError(f"{len(all_digests)} bytes of digests for {self.content}")
         with self._writing_alone():
-            wrong = [
-                chunk
-                for chunk, state in enumerate(self._index.states())
-                if state & ChunkState.HELD
-                and self._index.digest(chunk) != digest_at(all_digests, chunk)
-            ]
-            for chunk in wrong:
-                self._index.set_state(chunk, ChunkState.NONE)
+            for chunk, state in enumerate(self._index.states()):
+                verified = digest_at(all_digests, chunk)
+                if state & ChunkState.HELD and self._index.digest(chunk) != verified:
+                    self._index.set_state(chunk, ChunkState.NONE)
             self._index.set_verified(all_digests)
-        return runs_of(wrong)
 
     def touch(self) -> None:
         """Count as used now: the least recently used files are removed first."""

@@ -74,7 +74,7 @@ class BlobIndex:
             len(short),
             short,
         )
-        data = bytearray(_digests_at(content) + content.num_chunks * DIGEST_BYTES)
+        data = bytearray(_digests_at(content) + content.digests_bytes)
         data[: len(header)] = header
         replace_file(path, bytes(data))
 
@@ -128,8 +128,7 @@ class BlobIndex:
 
     def digests(self) -> bytes:
         """Return the digests of all chunks, one after the other."""
-        num_bytes = self.content.num_chunks * DIGEST_BYTES
-        return os.pread(self._descriptor, num_bytes, self._digests_at)
+        return os.pread(self._descriptor, self.content.digests_bytes, self._digests_at)
 
     def is_at(self, path: Path) -> bool:
         """Return whether ``path`` still leads to this file."""
@@ -165,7 +164,7 @@ class BlobIndex:
     def _check(self, path: Path) -> None:
         content = self.content
         header = os.pread(self._descriptor, _HEADER.size, 0)
-        expected = self._digests_at + content.num_chunks * DIGEST_BYTES
+        expected = self._digests_at + content.digests_bytes
         if len(header) < _HEADER.size or os.fstat(self._descriptor).st_size != expected:
             raise ValueError(f"{path}: the file size is wrong")
         magic, num_bytes, sha256, verified, *_ = _HEADER.unpack(header)

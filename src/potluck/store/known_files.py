@@ -82,12 +82,12 @@ class KnownFiles:
         for name in self._folder.glob(f"{sha256}-*{_SUFFIX}"):
             record = _read(name)
             if record is not None:
+                path = Path(os.fsdecode(record.path))
                 content = FileContent(sha256, record.num_bytes)
-                local = _opened(
-                    Path(os.fsdecode(record.path)), content, record.digests, _stamp(record)
-                )
-                if local is not None:
-                    return local
+                try:
+                    return LocalFile(path, content, digests=record.digests, stamp=_stamp(record))
+                except ModelFileError as error:
+                    _log.debug("%s", error)
             # A record of a file that is gone, or another one, stays: the folder may be shared with
             # machines or containers that have the file at this path.
         return None
@@ -178,14 +178,6 @@ def _resolved(path: Path) -> Path:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelNotFoundError(f"{path}: {error}") from error
-
-
-def _opened(path: Path, content: FileContent, digests: bytes, stamp: FileStamp) -> LocalFile | None:
-    try:
-        return LocalFile(path, content, digests=digests, stamp=stamp)
-    except ModelFileError as error:
-        _log.debug("%s", error)
-        return None
 
 
 def _read(name: Path) -> _Record | None:

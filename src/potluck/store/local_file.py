@@ -23,8 +23,6 @@ class LocalFile:
     if the file cannot be opened, does not match ``stamp``, or has a different size.
     """
 
-    is_whole = True
-
     def __init__(
         self,
         path: Path,
@@ -55,11 +53,6 @@ class LocalFile:
         """Return whether all of the file was hashed, and matches the SHA-256."""
         return self.all_digests is not None
 
-    @property
-    def digests(self) -> tuple[bytes | None, ...]:
-        """Return the digest of each chunk, if known."""
-        return tuple(self.digest(chunk) for chunk in range(self.content.num_chunks))
-
     def digest(self, chunk: int) -> bytes | None:
         """Return the digest that a chunk must have; None if unknown."""
         return None if self.all_digests is None else digest_at(self.all_digests, chunk)
@@ -67,10 +60,6 @@ class LocalFile:
     def held(self) -> ChunkRuns:
         """Return the run of all chunks."""
         return ((0, self.content.num_chunks),) if self.content.num_chunks else ()
-
-    def holds(self, chunk: int) -> bool:
-        """Return True: all of the file is here."""
-        return 0 <= chunk < self.content.num_chunks
 
     def read_chunk(self, chunk: int) -> bytes:
         """Return a chunk.
@@ -103,9 +92,6 @@ class LocalFile:
     def descriptor(self) -> int:
         """Return a descriptor to read from, which this object owns and closes."""
         return self._descriptor
-
-    def touch(self) -> None:
-        """Do nothing: the store does not remove this file."""
 
     def close(self) -> None:
         """Close the file. Idempotent."""

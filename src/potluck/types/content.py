@@ -43,6 +43,11 @@ class FileContent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order
         """The number of chunks, of which the last may be shorter than ``CHUNK_BYTES``."""
         return -(-self.num_bytes // CHUNK_BYTES)
 
+    @property
+    def digests_bytes(self) -> int:
+        """The size of the SHA-256 digests of all chunks."""
+        return self.num_chunks * DIGEST_BYTES
+
     def chunk_bytes(self, chunk: int) -> int:
         """Return the size of one chunk."""
         return min(CHUNK_BYTES, self.num_bytes - chunk * CHUNK_BYTES)

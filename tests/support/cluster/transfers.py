@@ -17,8 +17,6 @@ from support.processes.waiting import eventually
 from potluck.cluster.transfer.client import TransferClient
 from potluck.cluster.transfer.messages import (
     DialWanted,
-    JobFailed,
-    PeerDropped,
     ProcessMessage,
     Progress,
     TransferSettings,
@@ -103,7 +101,7 @@ class TransferNode:
         if isinstance(message, DialWanted):
             ask = self.ask_to_dial
             if ask is None:
-                self.service.dial_backs.failed(message.node, "it was not asked")
+                self.service.dial_backs.answer(message.node, "it was not asked")
             else:
                 start_thread("dial", lambda: ask(message.node))
 
@@ -152,12 +150,6 @@ class TransferNode:
         eventually(lambda: any(isinstance(each, Progress) for each in self.reports))
         return next(each for each in reversed(self.reports) if isinstance(each, Progress)).transfer
 
-    def failures(self) -> list[JobFailed]:
-        return [each for each in self.reports if isinstance(each, JobFailed)]
-
-    def dropped(self) -> list[PeerDropped]:
-        return [each for each in self.reports if isinstance(each, PeerDropped)]
-
     def held_chunks(self, content: FileContent) -> int:
         held, _ = self.board.files.held([content])
         return sum(end - first for first, end in held.get(content.sha256, ()))
@@ -166,7 +158,7 @@ class TransferNode:
         for client in self._clients:
             client.close()
         self.service._refused = _Everybody()
-        self.board.set_refused(_Everybody())
+        self.board.assignments.set_refused(_Everybody())
         self._server.close()
 
 

@@ -71,8 +71,6 @@ def frame(kind: FrameKind, step_id: int, header: bytes = b"", payload: bytes = b
     """A frame as an edge gives it."""
     return Frame(
         kind=kind,
-        deployment=HELLO.scope.deployment,
-        epoch=HELLO.scope.epoch,
         step_id=StepId(step_id),
         header=memoryview(header),
         payload=memoryview(payload),

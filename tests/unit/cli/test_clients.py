@@ -10,7 +10,7 @@ import pytest
 
 from potluck.api.system_lines import KNOWN_CHANGING_LINES
 from potluck.cli.clients import Clients, clients_of
-from potluck.cluster.network.trust.authority import derive_authority, issue_server_certificate
+from potluck.cluster.network.trust.authority import derive_authority, issue_server_credentials
 from potluck.cluster.network.trust.secret import Secret, generate_secret
 from potluck.errors import ParameterError, UsageError
 
@@ -32,7 +32,8 @@ def clients(**options: Any) -> Clients | None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    pem = issue_server_certificate(derive_authority(Secret(text=generate_secret())), ["localhost"])
+    authority = derive_authority(Secret(text=generate_secret()))
+    pem = b"".join(issue_server_credentials(authority, ["localhost"]))
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     cut = pem.index(b"-----BEGIN PRIVATE KEY")
     certificate.write_bytes(pem[:cut])

@@ -69,9 +69,7 @@ def test_a_start_that_is_cancelled_closes_all_sockets(
         if step == "open_connection":
             monkeypatch.setattr(asyncio, "open_connection", cancelled)
         else:
-            for module in ("network.acceptor", "transfer"):
-                name = f"potluck.cluster.{module}.supervisor.start_child"
-                monkeypatch.setattr(name, cancelled)
+            monkeypatch.setattr("potluck.host.python_child.start_child", cancelled)
         with pytest.raises(asyncio.CancelledError):
             await start(tmp_path)
         await asyncio.sleep(0)  # transports close what they own in the loop

@@ -1,4 +1,4 @@
-"""Entry point: ``python -m potluck.cluster.invitations SOURCE_FD CHANNEL_FD``."""
+"""Entry point: ``python -m potluck.cluster.invitations CHANNEL_FD SOURCE_FD``."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Requests and answers of the invitation server: the interface for everything served through it.
 
-A responder is asked about the path after ``/join/TOKEN/``, once the token was found to belong to an
-open invitation. It runs in the server's process, in a thread of its own for each request, and may
-take its time; responders are asked in order until one has an answer.
+The responder is asked about the path after ``/join/TOKEN/``, once the token was found to belong to
+an open invitation. It runs in the server's process, in a thread of its own for each request, and
+may take its time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -63,11 +63,3 @@ def json_answer(document: object, status: int = 200) -> Answer:
 def error_answer(status: int, message: str, hint: str = "") -> Answer:
     """Return an error as an answer: ``{"error": {"message": …, "hint": …}}``."""
     return json_answer({"error": {"message": message, "hint": hint}}, status)
-
-
-def first_answer(responders: Sequence[Responder], request: NewcomerRequest) -> Answer | None:
-    """Return the answer of the first responder that has one; None if none has."""
-    for respond in responders:
-        if (answer := respond(request)) is not None:
-            return answer
-    return None

@@ -28,7 +28,6 @@ from potluck.cluster.invitations.answers import (
     NewcomerRequest,
     Responder,
     error_answer,
-    first_answer,
 )
 from potluck.cluster.invitations.channel import KnownInvitation
 from potluck.cluster.invitations.invitation import is_token, token_digest
@@ -76,7 +75,7 @@ _NAME = re.compile(r"[A-Za-z0-9_+!-][A-Za-z0-9._+!-]*(?:/[A-Za-z0-9_+!-][A-Za-z0
 
 
 class Front:
-    """Answers newcomers with what ``responders`` return. ``run`` is for one thread, the rest for
+    """Answers newcomers with what ``respond`` returns. ``run`` is for one thread, the rest for
     any.
     """
 
@@ -84,11 +83,11 @@ class Front:
         self,
         source: ConnectionSource,
         context: ssl.SSLContext,
-        responders: Sequence[Responder],
+        respond: Responder,
     ) -> None:
         self._source = source
         self._context = context
-        self._responders = tuple(responders)
+        self._respond = respond
         self._lock = threading.Lock()
         self._known: tuple[KnownInvitation, ...] = ()
         self._strangers: OrderedDict[_Visit, None] = OrderedDict()
@@ -158,7 +157,7 @@ class Front:
             return error_answer(
                 410, f"the invitation is not open: {closed}", "ask for a new one: potluck invite"
             )
-        return first_answer(self._responders, request) or error_answer(404, "not found")
+        return self._respond(request) or error_answer(404, "not found")
 
     def enter(self, visit: _Visit) -> bool:
         """Admit a connection that has sent a valid token; return whether there is room for it."""

@@ -22,9 +22,10 @@ from potluck.cluster.network.trust.authority import (
     Authority,
     authority_pem,
     issue_certificate,
+    key_digest,
     server_certificate_for,
 )
-from potluck.cluster.network.trust.requests import key_digest, requested_key
+from potluck.cluster.network.trust.requests import requested_key
 from potluck.errors import PotluckError, UsageError
 from potluck.types.cluster import SAME_VERSION, WIRE_VERSION
 

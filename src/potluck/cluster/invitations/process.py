@@ -18,7 +18,6 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 from potluck.cluster.invitations.answers import (
@@ -76,7 +75,7 @@ class AgentLine(logging.Handler):
         self._say(LogLine(text=" ".join(record.getMessage().splitlines())[:1000]))
 
     def respond(self, request: NewcomerRequest) -> Answer | None:
-        """Let the agent answer what only it can: a :class:`~.answers.Responder`."""
+        """Let the agent answer what only it can; return None for any other request."""
         if request.method != "POST" or request.name != "certificate":
             return None
         number = next(self._numbers)
@@ -133,7 +132,7 @@ def server_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-def run_invitation_server(source: int, channel: int) -> None:
+def run_invitation_server(channel: int, source: int) -> None:
     """Answer newcomers until the agent ends. Both arguments are inherited descriptors."""
     # A service manager may send either to all processes of the agent; the agent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -148,7 +147,7 @@ def run_invitation_server(source: int, channel: int) -> None:
         front = Front(
             connection_source(source),
             server_context(settings),
-            (line.respond, *_responders_of(settings)),
+            _responder(line, settings),
         )
         _run(front, line, lines[1:])
     os._exit(0)  # threads may still serve newcomers, which cannot continue without the agent
@@ -189,16 +188,16 @@ def _run(front: Front, line: AgentLine, lines: list[bytes]) -> None:
                     lines = received
 
 
-def _responders_of(settings: Settings) -> Sequence[Responder]:
-    """Return the responders that run in the server's process, in the order in which they are
-    asked.
-    """
+def _responder(line: AgentLine, settings: Settings) -> Responder:
+    """Return the responder, which asks the agent what this process cannot answer."""
     folders = tuple(map(Path, settings.wheel_folders))
     service = SoftwareService(folders, os.environ)
     certificate = ssl.PEM_cert_to_DER_cert(settings.certificate_pem)
     key_sha256 = pem_key_digest(settings.certificate_pem.encode("ascii"))
 
     def respond(request: NewcomerRequest) -> Answer | None:
+        if (answer := line.respond(request)) is not None:
+            return answer
         reached = Address(host=request.host, port=request.port)
         others = (parse_address(each) for each in settings.addresses)
         invitation = Invitation(
@@ -216,4 +215,4 @@ def _responders_of(settings: Settings) -> Sequence[Responder]:
         )
         return service.respond(endpoint, request.method, request.name, request.body)
 
-    return (respond,)
+    return respond

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from potluck.cluster.invitations.channel import (
@@ -21,7 +20,7 @@ from potluck.cluster.invitations.channel import (
     decode_from_server,
     encoded,
 )
-from potluck.host.python_child import end_child, start_child
+from potluck.host.python_child import ConnectedChild, start_connected_child
 
 SERVER_MODULE = "potluck.cluster.invitations"
 _log = logging.getLogger(__name__)
@@ -32,18 +31,15 @@ _RESTART_SECONDS = 0.5
 AnswerQuestion = Callable[[Question], Awaitable[Reply]]
 
 
-@dataclass(slots=True)
-class _Child:
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
 class InvitationServer:
     """Made by :meth:`start`; restarts the process if it ends. For its own loop only."""
 
     def __init__(
-        self, source: socket.socket, settings: Settings, answer: AnswerQuestion, child: _Child
+        self,
+        source: socket.socket,
+        settings: Settings,
+        answer: AnswerQuestion,
+        child: ConnectedChild,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -73,14 +69,14 @@ class InvitationServer:
             task.cancel()
         await asyncio.gather(self._listening, *self._answering, return_exceptions=True)
         self._source.close()
-        await _end(self._child)
+        await self._child.end(timeout_seconds=_END_SECONDS)
 
     async def _listen(self) -> None:
         while True:
             with contextlib.suppress(OSError, ValueError):  # or a malformed line
                 async for line in self._child.reader:
                     self._take(line)
-            await _end(self._child)
+            await self._child.end(timeout_seconds=_END_SECONDS)
             status = self._child.process.returncode
             _log.error("the invitation server exited with status %s", status)
             await asyncio.sleep(_RESTART_SECONDS)
@@ -114,22 +110,10 @@ class InvitationServer:
         writer.write(encoded(reply))
 
 
-async def _spawn(source: socket.socket, settings: Settings) -> _Child:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
-        descriptors = (source.fileno(), theirs.fileno())
-        try:
-            process = await start_child(
-                SERVER_MODULE, *map(str, descriptors), descriptors=descriptors
-            )
-        except BaseException:
-            writer.close()
-            raise
-    writer.write(encoded(settings))
-    return _Child(process=process, reader=reader, writer=writer)
-
-
-async def _end(child: _Child) -> None:
-    child.writer.close()
-    await end_child(child.process, timeout_seconds=_END_SECONDS)
+async def _spawn(source: socket.socket, settings: Settings) -> ConnectedChild:
+    number = source.fileno()
+    child = await start_connected_child(
+        SERVER_MODULE, str(number), descriptors=[number], max_line_bytes=MAX_LINE_BYTES
+    )
+    child.writer.write(encoded(settings))
+    return child

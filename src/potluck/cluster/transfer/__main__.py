@@ -1,5 +1,5 @@
-"""Entry point: ``python -m potluck.cluster.transfer SETTINGS_JSON CONTROL_FD DOORS_FD
-[CONNECTIONS_FD]``.
+"""Entry point: ``python -m potluck.cluster.transfer CONTROL_FD DOORS_FD [CONNECTIONS_FD]
+SETTINGS_JSON``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from potluck.cluster.transfer.messages import TransferSettings
 from potluck.cluster.transfer.process import run_transfer
 
 if __name__ == "__main__":
-    control, doors, *connections = map(int, sys.argv[2:])
+    control, doors, *connections = map(int, sys.argv[1:-1])
     run_transfer(
-        TransferSettings(**json.loads(sys.argv[1])),
+        TransferSettings(**json.loads(sys.argv[-1])),
         control,
         doors,
         connections[0] if connections else None,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from potluck.cluster.transfer.changes import Changes
 from potluck.cluster.transfer.demand import Readers
 from potluck.cluster.transfer.jobs import Jobs
-from potluck.cluster.transfer.messages import JobFailed, PeerDropped, ProcessMessage
 from potluck.cluster.transfer.shared_file import HUB, Item, Origin, SharedFile
 from potluck.types.cluster import NodeId
 from potluck.types.content import CHUNK_BYTES
@@ -139,9 +138,10 @@ def _lanes_for(origin: Origin, num_waiting: int) -> int:
 
 
 class Assignments:
-    """Assigns chunks to the best origins that have not failed. For use with the board's lock held.
+    """Assigns chunks to the best origins that have not failed.
 
-    A chunk is *stranded* while there is no origin to ask for it.
+    A chunk is *stranded* while there is no origin to ask for it. For use with the board's lock
+    held, unless a method takes or needs none.
     """
 
     def __init__(
@@ -151,27 +151,25 @@ class Assignments:
         readers: Readers,
         queues: LaneQueues,
         changes: Changes,
-        *,
-        report: Callable[[ProcessMessage], None],
     ) -> None:
         self._node_id = node_id
         self._jobs = jobs
         self._readers = readers
         self._queues = queues
         self._changes = changes
-        self._report = report
         self._stranded: dict[Item, float] = {}
         self._banned: dict[NodeId, float] = {}
         self._refused: frozenset[NodeId] = frozenset()
 
     def set_refused(self, nodes: frozenset[NodeId]) -> None:
-        """Ask these nodes for nothing from now on."""
-        if nodes != self._refused:
-            self._refused = nodes
-            self._changes.wake()
+        """Ask these nodes for nothing from now on. Takes the lock."""
+        with self._changes:
+            if nodes != self._refused:
+                self._refused = nodes
+                self._changes.wake()
 
     def is_refused(self, node: NodeId) -> bool:
-        """Return whether a node is excluded from all transfers."""
+        """Return whether a node is excluded from all transfers. Needs no lock."""
         return node in self._refused
 
     def is_stranded(self, file: SharedFile, chunk: int) -> bool:
@@ -217,12 +215,13 @@ class Assignments:
             del self._stranded[item]
 
     def put_back(self, origin: Origin, items: Sequence[Item]) -> None:
-        """Return chunks that a lane took but cannot provide at the moment."""
-        for item in reversed(items):
-            file, chunk = item
-            if file.assigned.get(chunk) == origin:
-                self._queues.add_first(origin, item)
-        self._changes.wake()
+        """Return chunks that a lane took but cannot provide at the moment. Takes the lock."""
+        with self._changes:
+            for item in reversed(items):
+                file, chunk = item
+                if file.assigned.get(chunk) == origin:
+                    self._queues.add_first(origin, item)
+            self._changes.wake()
 
     def finish(self, file: SharedFile, chunk: int) -> None:
         """Remove the request for a chunk that has arrived."""
@@ -232,36 +231,33 @@ class Assignments:
         self._queues.remove((file, chunk))
 
     def fail(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign chunks that an origin could not provide."""
-        for file, chunk in items:
-            if file.assigned.get(chunk) != origin:
-                continue
-            del file.assigned[chunk]
-            file.failed.setdefault(chunk, set()).add(origin)
-            file.reason = reason
-            if not file.holds(chunk):
-                self.assign(file, chunk)
-        self._changes.wake()
+        """Reassign chunks that an origin could not provide. Takes the lock."""
+        with self._changes:
+            for file, chunk in items:
+                if file.assigned.get(chunk) != origin:
+                    continue
+                del file.assigned[chunk]
+                file.failed.setdefault(chunk, set()).add(origin)
+                file.reason = reason
+                if not file.holds(chunk):
+                    self.assign(file, chunk)
+            self._changes.wake()
 
-    def fail_all(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything that an origin was asked for, taken or not."""
-        self.fail(origin, [*items, *self._queues.take_all(origin)], reason)
-        if origin.node is not None:
-            self._report(PeerDropped(origin.node, reason, False))
-
-    def fail_file(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything of a file that an origin was asked for, taken or not."""
-        file = items[0][0]
-        self.fail(origin, [*items, *self._queues.take_all(origin, file)], reason)
+    def fail_all(
+        self, origin: Origin, items: Sequence[Item], reason: str, file: SharedFile | None = None
+    ) -> None:
+        """Reassign everything (of one file, if given) that an origin was asked for, taken or not.
+        Takes the lock.
+        """
+        with self._changes:
+            self.fail(origin, [*items, *self._queues.take_all(origin, file)], reason)
 
     def ban(self, node: NodeId, items: Sequence[Item], reason: str) -> None:
-        """Exclude a peer for a while because it sent wrong bytes."""
-        self._banned[node] = time.monotonic() + _BANNED_SECONDS
-        _LOG.warning("node %s sent wrong bytes and is temporarily excluded: %s", node, reason)
-        origin = Origin(node)
-        waiting = self._queues.take_all(origin)
-        self.fail(origin, [*items, *waiting], f"node {node} sent wrong bytes")
-        self._report(PeerDropped(node, reason, True))
+        """Exclude a peer for a while because it sent wrong bytes. Takes the lock."""
+        with self._changes:
+            self._banned[node] = time.monotonic() + _BANNED_SECONDS
+            _LOG.warning("node %s sent wrong bytes and is temporarily excluded: %s", node, reason)
+            self.fail_all(Origin(node), items, f"node {node} sent wrong bytes")
 
     def expire(self, now: float) -> None:
         """Give up on chunks that have been stranded for too long."""
@@ -272,16 +268,14 @@ class Assignments:
     def _give_up(self, item: Item) -> None:
         file, chunk = item
         del self._stranded[item]
-        if self._jobs.is_on_hub(file) and HUB not in file.failed.get(chunk, ()):
+        if self._jobs.hub_name(file) is not None and HUB not in file.failed.get(chunk, ()):
             self._ask(HUB, file, chunk)
             return
-        message, hint = unavailable(file, chunk)
+        failure = unavailable(file, chunk)
         for name, job in self._jobs.items():
             wants = any(demand.wants(file, chunk) for demand in self._readers.demands_of(name))
             if wants and job.failure is None:
-                job.failure = (message, hint)
-                label = file.label or file.content.sha256
-                self._report(JobFailed(name, f"{label}: {message}", hint))
+                job.failure = failure
         self._changes.wake()
 
     def _ask(self, origin: Origin, file: SharedFile, chunk: int) -> None:

@@ -25,7 +25,7 @@ from potluck.cluster.transfer.shared_file import Origin, Routes
 from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
-from potluck.types.content import DIGEST_BYTES, FileContent, ReadingOrder
+from potluck.types.content import FileContent, ReadingOrder
 
 
 class Board:
@@ -49,9 +49,7 @@ class Board:
         self.relay = relay = Relay()
         self.files = files = FileTable(store, jobs, relay, changes)
         queues = LaneQueues(start_lane)
-        self._assignments = assignments = Assignments(
-            node_id, jobs, readers, queues, changes, report=report
-        )
+        self.assignments = assignments = Assignments(node_id, jobs, readers, queues, changes)
         self._fetch_order = fetch_order = FetchOrder(jobs, readers, files, assignments)
         self.reading = Reading(jobs, readers, files, fetch_order, changes)
         self.lane_work = LaneWork(jobs, readers, queues, assignments, fetch_order, relay, changes)
@@ -73,8 +71,8 @@ class Board:
                 if file is not None:
                     file.label = name.name
                     file.failed.clear()
-                    self._assignments.unqueue(file)
-                    self._assignments.forget_stranded(file)
+                    self.assignments.unqueue(file)
+                    self.assignments.forget_stranded(file)
             self._fetch_order.request_job(job)
             self._fetch_order.fetch_ahead(known, ahead)
             self.changes.wake()
@@ -91,16 +89,6 @@ class Board:
                     self._fetch_order.close(demand)
             self.changes.wake()
 
-    def set_refused(self, nodes: frozenset[NodeId]) -> None:
-        """Ask these nodes for nothing from now on."""
-        with self.changes:
-            self._assignments.set_refused(nodes)
-
-    def is_refused(self, node: NodeId) -> bool:
-        """Return whether a node is excluded from all transfers."""
-        with self.changes:
-            return self._assignments.is_refused(node)
-
     def look_again(self, content: FileContent) -> None:
         """Use a file that has just been found on this disk."""
         with self.changes:
@@ -111,7 +99,7 @@ class Board:
 
     def add_digests(self, content: FileContent, digests: bytes, *, is_verified: bool) -> None:
         """Set the digests of all chunks. Raise ``ValueError`` if their number is wrong."""
-        if len(digests) != content.num_chunks * DIGEST_BYTES:
+        if len(digests) != content.digests_bytes:
             raise ValueError(f"{len(digests)} bytes of digests for {content}")
         with self.changes:
             self.files.note_digests(content, digests, is_verified=is_verified)
@@ -129,7 +117,7 @@ class Board:
         """Give up on chunks without a source, and report the progress of jobs."""
         now = time.monotonic()
         with self.changes:
-            self._assignments.expire(now)
+            self.assignments.expire(now)
             for name, job in self._jobs.items():
                 demands = self.readers.demands_of(name)
                 self._fetch_order.end_ahead_if_done(job, has_readers=bool(demands))

@@ -33,10 +33,6 @@ class Channel(Generic[_T]):
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(received)
         self._sending = threading.Lock()
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socket."""
-        return self._connection.fileno()
-
     def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
         """Send a message, and optionally a descriptor, which stays open here.
 

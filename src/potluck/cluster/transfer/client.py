@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from potluck.cluster.transfer.channel import Channel, ChannelClosedError, process_gone
 from potluck.cluster.transfer.messages import (
@@ -23,7 +23,7 @@ from potluck.cluster.transfer.messages import (
     Want,
 )
 from potluck.errors import ModelFileError, TransferError
-from potluck.types.content import CHUNK_BYTES, FileContent
+from potluck.types.content import CHUNK_BYTES, FileContent, runs_in_order
 
 Ranges = Sequence[tuple[int, int]]
 """Half-open ranges of bytes."""
@@ -71,7 +71,7 @@ class TransferClient:
     def want(
         self,
         job: str,
-        needs: Mapping[FileContent, Ranges] | Sequence[tuple[FileContent, Ranges]],
+        needs: Sequence[tuple[FileContent, Ranges]],
         *,
         keep: bool,
     ) -> None:
@@ -83,14 +83,8 @@ class TransferClient:
         MiB ahead of what was read. Sources may be given to the process before or after. Calling it
         again for a job replaces what this client wanted before.
         """
-        pairs = needs.items() if isinstance(needs, Mapping) else needs
-        self.send(
-            Want(
-                job,
-                tuple((content, tuple(ranges)) for content, ranges in pairs),
-                keep,
-            )
-        )
+        pairs = tuple((content, tuple(ranges)) for content, ranges in needs)
+        self.send(Want(job, pairs, keep))
 
     def close(self) -> None:
         """Close the connection, which cancels what it wanted. Idempotent."""
@@ -139,11 +133,7 @@ class TransferClient:
             num_given = max(0, len(consumed) - num_kept)
             given = consumed[:num_given]
             del consumed[:num_given]
-            while given:
-                first = given.pop(0)
-                end = first + 1
-                while given and given[0] == end:
-                    end = given.pop(0) + 1
+            for first, end in runs_in_order(given):
                 self.send(Consumed(content, first, end))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,8 +12,6 @@ from potluck.types.content import SourceKind
 WINDOW_CHUNKS = 16
 """How many chunks are fetched ahead into memory for a reader: 16 MiB, half of what loading may
 stage. At 1 Gbit/s that takes an eighth of a second."""
-
-_places = itertools.count(2**32)  # distinct from those of files
 
 
 class Demand:
@@ -32,7 +29,6 @@ class Demand:
         self.by_label: Counter[str] = Counter()
         self.awaited: tuple[SharedFile, int, int] | None = None
         self.windows: dict[SharedFile, Window] = {}
-        self.places: dict[SharedFile, int] = {}
         self._wanted: dict[SharedFile, bytearray] = {}
         self._order: list[tuple[SharedFile, int]] = []
         self._positions: dict[tuple[SharedFile, int], int] = {}
@@ -99,17 +95,14 @@ class Demand:
         """Hold from now on in memory what is not on a disk."""
         self.keeps = False
         if not self._order:
-            for each in self.chunks():
-                if each not in self._positions:
-                    self._positions[each] = len(self._order)
-                    self._order.append(each)
+            self._order = list(dict.fromkeys(self.chunks()))
+            self._positions = {each: position for position, each in enumerate(self._order)}
 
     def window(self, file: SharedFile) -> Window:
         """Return the window of a file."""
         window = self.windows.get(file)
         if window is None:
             window = self.windows[file] = Window(file.content)
-            self.places[file] = next(_places)
         return window
 
     def has_in_window(self, file: SharedFile, chunk: int) -> bool:

@@ -10,7 +10,7 @@ from potluck.cluster.transfer.jobs import Jobs
 from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
-from potluck.types.content import DIGEST_BYTES, ChunkRuns, FileContent
+from potluck.types.content import ChunkRuns, FileContent
 
 
 class FileTable:
@@ -51,7 +51,7 @@ class FileTable:
             label = label or self._jobs.label(content.sha256)
             file = self._files[content.sha256] = SharedFile(self._store, content, label)
             known = self._digests.get(content.sha256)
-            if known is not None and len(known[0]) == content.num_chunks * DIGEST_BYTES:
+            if known is not None and len(known[0]) == content.digests_bytes:
                 (file.set_verified if known[1] else file.expect)(known[0])
         if label and not file.label:
             file.label = label

@@ -39,30 +39,19 @@ class _HubFailedError(Exception):
     """Retrying is useless."""
 
 
-class WholeStreams:
-    """Files that the hub sends completely whatever range is requested. Thread-safe.
-
-    One lane at a time reads such a stream, and delivers chunks for the others as they pass.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-
-    def lock(self, sha256: str) -> threading.Lock:
-        """Return the lock of a file."""
-        with self._lock:
-            return self._locks.setdefault(sha256, threading.Lock())
-
-
 class HubLane:
-    """For one thread, which is ``run``."""
+    """For one thread, which is ``run``.
+
+    ``streams``, which all lanes share, are the locks of files that the hub sends completely
+    whatever range is requested: one lane at a time reads such a stream, and delivers chunks for the
+    others as they pass.
+    """
 
     def __init__(
         self,
         work: LaneWork,
         share: Share,
-        streams: WholeStreams,
+        streams: dict[str, threading.Lock],
     ) -> None:
         self._work = work
         self._share = share
@@ -95,10 +84,10 @@ class HubLane:
                     del left[item]
         except _HubFailedError as error:
             _LOG.warning("the hub refused %s: %s", file.label, error)
-            self._work.fail_file(HUB, list(left), f"the hub: {error}")
+            self._work.assignments.fail_all(HUB, list(left), f"the hub: {error}", file)
         except PotluckError as error:
             _LOG.warning("no bytes received from the hub: %s", error.message)
-            self._work.fail_all(HUB, list(left), error.message)
+            self._work.assignments.fail_all(HUB, list(left), error.message)
         self._num_failures = 0
 
     def _try(self, left: dict[Item, None]) -> None:
@@ -179,9 +168,9 @@ class HubLane:
         chunks: Iterable[tuple[int, memoryview]],
     ) -> None:
         """Read a complete file from a hub that ignores ranges, and deliver what is missing."""
-        lock = self._streams.lock(file.content.sha256)
+        lock = self._streams.setdefault(file.content.sha256, threading.Lock())
         if not lock.acquire(blocking=False):
-            self._work.put_back(HUB, list(left))
+            self._work.assignments.put_back(HUB, list(left))
             left.clear()
             with lock:  # once the other lane is done, what it left is taken from the queue
                 return

@@ -100,18 +100,16 @@ class Jobs:
 
     def peer_address(self, node: NodeId) -> tuple[str, int] | None:
         """Return where a peer listens, according to the latest job that names it."""
-        for job in reversed(self._jobs.values()):
-            if job.routes is not None and node in job.routes.peers:
-                return job.routes.peers[node]
-        return None
+        latest_first = reversed([*self._routes()])
+        return next((each.peers[node] for each in latest_first if node in each.peers), None)
 
     def hub_name(self, file: SharedFile) -> tuple[str, str, str] | None:
-        """Return repository, commit and name of a file on the hub."""
-        for job in reversed(self._jobs.values()):
-            routes = job.routes
-            name = None if routes is None else routes.name(file.content.sha256)
-            if routes is not None and name is not None and routes.manifest.hub is not None:
-                hub = routes.manifest.hub
+        """Return repository, commit and name of a file on the hub; None if no job says that it is
+        there.
+        """
+        for routes in reversed([*self._routes()]):
+            name, hub = routes.name(file.content.sha256), routes.manifest.hub
+            if name is not None and hub is not None:
                 return hub.repo_id, hub.commit, name
         return None
 
@@ -126,12 +124,8 @@ class Jobs:
             each.content == content for routes in self._routes() for each in routes.manifest.files
         )
 
-    def has_routes(self, file: SharedFile) -> bool:
-        """Return whether any job that names a file has routes."""
-        return any(routes.name(file.content.sha256) is not None for routes in self._routes())
-
     def naming(self, file: SharedFile) -> dict[str, Job]:
-        """Return the jobs that name a file."""
+        """Return the jobs with routes that name a file."""
         return {
             name: job
             for name, job in self._jobs.items()
@@ -154,10 +148,6 @@ class Jobs:
             *sorted(named, key=lambda each: each is HUB),
             *(each for each in others if each not in named),
         ]
-
-    def is_on_hub(self, file: SharedFile) -> bool:
-        """Return whether the hub has a file according to a job."""
-        return any(routes.is_on_hub(file.content.sha256) for routes in self._routes())
 
     def is_routed_to_others(self, file: SharedFile, chunk: int, nodes: tuple[NodeId, ...]) -> bool:
         """Return whether the hub, or a node that is not among ``nodes``, was named for a chunk."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from potluck.cluster.transfer.assignments import Assignments, LaneQueues
 from potluck.cluster.transfer.changes import Changes
@@ -24,7 +24,10 @@ from potluck.types.cluster import NodeId
 
 
 class LaneWork:
-    """For the threads of lanes. Thread-safe; chunks are hashed and written without the lock."""
+    """For the threads of lanes, as are those methods of ``assignments`` that take the lock.
+
+    Thread-safe; chunks are hashed and written without the lock.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class LaneWork:
         self._jobs = jobs
         self._readers = readers
         self._queues = queues
-        self._assignments = assignments
+        self.assignments = assignments
         self._fetch_order = fetch_order
         self._relay = relay
         self._changes = changes
@@ -79,11 +82,6 @@ class LaneWork:
         """Count one lane less unless there is work for it; return whether it must end."""
         with self._changes:
             return self._queues.lane_ends(origin)
-
-    def put_back(self, origin: Origin, items: Sequence[Item]) -> None:
-        """Return chunks that a lane took but cannot provide at the moment."""
-        with self._changes:
-            self._assignments.put_back(origin, items)
 
     def is_wanted(self, items: Iterable[Item]) -> bool:
         """Return whether any of several chunks is still to be delivered."""
@@ -153,7 +151,7 @@ class LaneWork:
                         self._relay.admit(file, chunk)
                 keeps = False
         with self._changes:
-            self._assignments.finish(file, chunk)
+            self.assignments.finish(file, chunk)
             if not keeps:
                 file.note_digest(chunk, digest)
             for demand in self._readers.demands():
@@ -165,31 +163,6 @@ class LaneWork:
             if not keeps:
                 self._relay.put(file, chunk, data)
             self._changes.wake()
-
-    def fail(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign chunks that an origin could not provide."""
-        with self._changes:
-            self._assignments.fail(origin, items, reason)
-
-    def fail_all(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything that an origin was asked for, taken or not."""
-        with self._changes:
-            self._assignments.fail_all(origin, items, reason)
-
-    def fail_file(self, origin: Origin, items: Sequence[Item], reason: str) -> None:
-        """Reassign everything of a file that an origin was asked for, taken or not."""
-        with self._changes:
-            self._assignments.fail_file(origin, items, reason)
-
-    def ban(self, node: NodeId, items: Sequence[Item], reason: str) -> None:
-        """Exclude a peer for a while because it sent wrong bytes."""
-        with self._changes:
-            self._assignments.ban(node, items, reason)
-
-    def is_refused(self, node: NodeId) -> bool:
-        """Return whether a node is excluded from all transfers."""
-        with self._changes:
-            return self._assignments.is_refused(node)
 
     def peer_address(self, node: NodeId) -> tuple[str, int] | None:
         """Return where a peer listens, according to the latest job that names it."""

@@ -217,22 +217,6 @@ class Progress(_Message, frozen=True):
     transfer: Transfer
 
 
-class JobFailed(_Message, frozen=True):
-    """No source has bytes that the job needs."""
-
-    job: str
-    message: str
-    hint: str
-
-
-class PeerDropped(_Message, frozen=True):
-    """A peer sent wrong bytes, or failed as a source."""
-
-    node: NodeId
-    reason: str
-    sent_garbage: bool
-
-
 class DialWanted(_Message, frozen=True):
     """The process cannot connect to a peer, which has to connect to it instead."""
 
@@ -256,8 +240,6 @@ ProcessMessage: TypeAlias = (
     | StateAnswer
     | Listening
     | Progress
-    | JobFailed
-    | PeerDropped
     | DialWanted
     | LogLine
 )

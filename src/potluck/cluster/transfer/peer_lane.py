@@ -5,6 +5,7 @@ If this node cannot connect to the peer, it asks the peer to connect (``DialBack
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import ssl
@@ -32,6 +33,7 @@ from potluck.cluster.transfer.share import Share, set_bulk_options
 from potluck.cluster.transfer.shared_file import Item, Origin, WrongBytesError
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
+from potluck.types.content import runs_in_order
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,15 +81,11 @@ def connect_to_peer(
     return connection
 
 
-class DialBackError(Exception):
-    """The peer did not connect."""
-
-
 class DialBacks:
     """The lanes that wait for their peers to connect. Thread-safe.
 
-    ``ask`` requests that a peer connects to this node. It must not block; ``offer`` or ``failed``
-    is called with the outcome, by any thread.
+    ``ask`` requests that a peer connects to this node. It must not block; ``answer`` is called with
+    the outcome, by any thread.
 
     A node behind a firewall or address translation can connect to others, which cannot connect to
     it. To fetch from such a node, a lane asks it to connect (the agents pass the request on,
@@ -109,7 +107,7 @@ class DialBacks:
     def connection(self, node: NodeId) -> ssl.SSLSocket:
         """Ask a peer to connect, and return the connection. For the peer's lane only.
 
-        Raise ``DialBackError``, with the reason, if it does not connect in time.
+        Raise ``PeerFailedError``, with the reason, if it does not connect in time.
         """
         with self._changed:
             self._answers[node] = None
@@ -121,20 +119,14 @@ class DialBacks:
                 self._needed.add(node)
                 return answer
             self._needed.discard(node)
-            raise DialBackError(answer or f"it did not connect within {DIAL_BACK_SECONDS:g} s")
+            raise PeerFailedError(answer or f"it did not connect within {DIAL_BACK_SECONDS:g} s")
 
-    def offer(self, node: NodeId, connection: ssl.SSLSocket) -> bool:
-        """Give a connection from a peer to the lane that waits for it.
+    def answer(self, node: NodeId, answer: ssl.SSLSocket | str) -> bool:
+        """Give a connection from a peer, or the reason why there will be none, to the lane that
+        waits for it.
 
-        Return False if none does; the connection then still belongs to the caller.
+        Return False if none does; a connection then still belongs to the caller.
         """
-        return self._answer(node, connection)
-
-    def failed(self, node: NodeId, reason: str) -> None:
-        """Tell the lane that waits for a peer that it will not connect."""
-        self._answer(node, reason)
-
-    def _answer(self, node: NodeId, answer: ssl.SSLSocket | str) -> bool:
         with self._changed:
             if node not in self._answers or self._answers[node] is not None:
                 return False
@@ -180,18 +172,18 @@ class PeerLane:
                 if self._receive():
                     num_failures = 0
             except WrongBytesError as error:
-                self._work.ban(self._peer, self._close(), error.message)
+                self._work.assignments.ban(self._peer, self._close(), error.message)
             except (PeerFailedError, OSError) as error:
                 reason = describe(error) if isinstance(error, OSError) else str(error)
                 items = self._close()
                 is_silent = isinstance(error, TimeoutError)
                 if num_failures < len(_PAUSES) and not is_silent:
-                    self._work.put_back(self._origin, items)
+                    self._work.assignments.put_back(self._origin, items)
                     time.sleep(_PAUSES[num_failures])
                     num_failures += 1
                     continue
                 _LOG.warning("no bytes received from node %s: %s", self._peer, reason)
-                self._work.fail_all(self._origin, items, f"node {self._peer}: {reason}")
+                self._work.assignments.fail_all(self._origin, items, f"node {self._peer}: {reason}")
                 num_failures = 0
 
     def _ask(self) -> bool:
@@ -205,14 +197,9 @@ class PeerLane:
             }
             if items:
                 connection = self._connected()
-                at = 0
-                while at < len(items):
-                    file, first = items[at]
-                    end = first
-                    while at < len(items) and items[at] == (file, end):
-                        at += 1
-                        end += 1
-                    connection.sendall(encode_want(file.content, first, end))
+                for file, of_file in itertools.groupby(items, key=lambda item: item[0]):
+                    for first, end in runs_in_order(chunk for _, chunk in of_file):
+                        connection.sendall(encode_want(file.content, first, end))
         return bool(self._outstanding)
 
     def _receive(self) -> bool:
@@ -241,7 +228,8 @@ class PeerLane:
                     sha256, chunk, reason = decode_lack(body)
                     item = self._outstanding.pop((sha256, chunk), None)
                     if item is not None:
-                        self._work.fail(self._origin, [item], f"node {self._peer}: {reason[:200]}")
+                        why = f"node {self._peer}: {reason}"
+                        self._work.assignments.fail(self._origin, [item], why)
                 case Kind.WAIT:
                     pass
                 case _:
@@ -253,7 +241,7 @@ class PeerLane:
     def _connected(self) -> ssl.SSLSocket:
         if self._connection is not None:
             return self._connection
-        if self._work.is_refused(self._peer):
+        if self._work.assignments.is_refused(self._peer):
             raise PeerFailedError("it was removed from the cluster")
         self._connection = connection = self._opened()
         self._share.bound_queue(connection, socket.SO_RCVBUF)
@@ -271,16 +259,13 @@ class PeerLane:
         if address is None:
             raise PeerFailedError("its address is unknown")
         if self._dial_backs.is_needed(self._peer):
-            try:
-                return self._dial_backs.connection(self._peer)
-            except DialBackError as error:
-                raise PeerFailedError(str(error)) from error
+            return self._dial_backs.connection(self._peer)
         try:
             return connect_to_peer(self._peer, address, self._context)
         except OSError as error:
             try:
                 return self._dial_backs.connection(self._peer)
-            except DialBackError as failure:
+            except PeerFailedError as failure:
                 _LOG.debug("node %s does not connect to this node: %s", self._peer, failure)
                 raise error from failure
 

@@ -100,7 +100,7 @@ class PeerSession:
 
     def _serve(self) -> None:
         sent_at = received_at = time.monotonic()
-        while not self._serving.is_refused(self._peer):
+        while not self._serving.assignments.is_refused(self._peer):
             num_received = self._receive()
             if num_received is None:
                 return

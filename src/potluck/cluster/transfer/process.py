@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from potluck.cluster.network.trust.connection_sources import (
@@ -30,7 +31,7 @@ from potluck.cluster.network.trust.removed import RemovedNodes
 from potluck.cluster.transfer.board import Board
 from potluck.cluster.transfer.channel import Channel, ChannelClosedError
 from potluck.cluster.transfer.demand import Reader
-from potluck.cluster.transfer.hub_lane import HubLane, WholeStreams
+from potluck.cluster.transfer.hub_lane import HubLane
 from potluck.cluster.transfer.messages import (
     AddDigests,
     AgentMessage,
@@ -108,7 +109,7 @@ class TransferService:
         self._refused: frozenset[NodeId] = frozenset()
         self._client_context = credentials.client_context()
         self._incoming, self._outgoing = Share(), Share()
-        self._streams = WholeStreams()
+        self._streams: dict[str, threading.Lock] = {}
         self.dial_backs = DialBacks(lambda node: report(DialWanted(node)))
         self._sessions = threading.BoundedSemaphore(_MOST_SESSIONS)
         self.store = ContentStore(
@@ -130,7 +131,7 @@ class TransferService:
         """Run periodic work, forever."""
         while True:
             time.sleep(_TICK_SECONDS)
-            self.board.set_refused(self._refused | self._removed.nodes())
+            self.board.assignments.set_refused(self._refused | self._removed.nodes())
             self.board.tick()
 
     def listen(self, source: ConnectionSource) -> None:
@@ -245,11 +246,11 @@ class TransferService:
                 self.set_serving(message.is_serving, message.bytes_per_second)
             case SetRefused():
                 self._refused = message.nodes
-                self.board.set_refused(message.nodes)
+                self.board.assignments.set_refused(message.nodes)
             case DialFailed():
-                self.dial_backs.failed(message.node, message.reason)
+                self.dial_backs.answer(message.node, message.reason)
             case _:
-                start_thread("answer", lambda: self._answer(message))
+                start_thread("answer", partial(self._answer, message))
 
     def _answer(self, message: Question) -> None:
         try:
@@ -332,7 +333,7 @@ class TransferService:
 
         Raise ``TransferError`` if that fails.
         """
-        if self.board.is_refused(peer):
+        if self.board.assignments.is_refused(peer):
             raise TransferError(f"node {peer} was removed from the cluster")
         try:
             connection = connect_to_peer(peer, address, self._client_context)
@@ -350,7 +351,7 @@ class TransferService:
     def _admit(self, handshake: Handshake) -> None:
         """Serve a peer that has connected, or fetch from it if it connected to be asked."""
         peer, connection = handshake.peer, handshake.connection
-        if peer is None or self.board.is_refused(peer):
+        if peer is None or self.board.assignments.is_refused(peer):
             connection.close()
             return
         if not is_offer(handshake.data):
@@ -361,7 +362,7 @@ class TransferService:
         except OSError:
             connection.close()
             return
-        if not self.dial_backs.offer(peer, connection):
+        if not self.dial_backs.answer(peer, connection):
             connection.close()  # nobody waits for it any more
 
     def _begin_session(
@@ -426,13 +427,9 @@ class AgentLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one line."""
-        text = (
-            " ".join(self.format(record).splitlines())
-            if record.exc_info
-            else (" ".join(record.getMessage().splitlines()))
-        )
+        text = self.format(record) if record.exc_info else record.getMessage()
         with contextlib.suppress(ChannelClosedError):
-            self._channel.send(LogLine(record.levelno, text))
+            self._channel.send(LogLine(record.levelno, " ".join(text.splitlines())))
 
 
 def run_transfer(
@@ -472,8 +469,8 @@ def run_transfer(
     report(Listening(host, port))
     door = socket.socket(fileno=doors)
     start_thread("tick", service.tick)
-    start_thread("listen", lambda: service.listen(source))
-    start_thread("doors", lambda: _take_readers(service, door))
+    start_thread("listen", partial(service.listen, source))
+    start_thread("doors", partial(_take_readers, service, door))
     service.serve_agent(channel)
     os._exit(0)  # threads may be waiting for anything; everything important is on disk
 
@@ -485,6 +482,6 @@ def _take_readers(service: TransferService, door: socket.socket) -> None:
             os.set_inheritable(descriptor, False)
             connection = socket.socket(fileno=descriptor)
             connection.setblocking(True)
-            start_thread("reader", lambda each=connection: service.serve_reader(each))  # type: ignore[misc]
+            start_thread("reader", partial(service.serve_reader, connection))
         if not data:
             return

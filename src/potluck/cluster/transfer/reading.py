@@ -130,7 +130,7 @@ class Reading:
         except ModelFileError as error:
             with self._changes:
                 file.drop_local()
-                if not self._jobs.has_routes(file):
+                if not self._jobs.naming(file):
                     return Failed(error.problem, error.hint, is_changed=True)
             _log.warning("%s: fetching it from elsewhere", error.message)
             return None
@@ -196,8 +196,8 @@ class Reading:
             until = first
             while until < end and until in window.present:
                 until += 1
-            return Arrived(first, until, demand.places[file], True), os.dup(window.descriptor())
-        if not demand.job and not self._jobs.has_routes(file):
+            return Arrived(first, until, window.place, True), os.dup(window.descriptor())
+        if not demand.job and not self._jobs.naming(file):
             return Failed(*unavailable(file, first), is_changed=False)
         job = self._jobs.get(demand.job)
         if job is not None and job.failure is not None:
@@ -227,14 +227,9 @@ class Serving:
         self._jobs = jobs
         self._readers = readers
         self._files = files
-        self._assignments = assignments
+        self.assignments = assignments
         self._relay = relay
         self._changes = changes
-
-    def is_refused(self, node: NodeId) -> bool:
-        """Return whether a node is excluded from all transfers."""
-        with self._changes:
-            return self._assignments.is_refused(node)
 
     def add_waker(self, descriptor: int) -> None:
         """Register an ``eventfd(2)`` that is written to when something changes."""
@@ -304,7 +299,7 @@ class Serving:
             if file.assigned[chunk].node != peer:
                 return
             raise UnknownChunkError
-        if self._assignments.is_stranded(file, chunk) or self._readers.expect(file, chunk):
+        if self.assignments.is_stranded(file, chunk) or self._readers.expect(file, chunk):
             return
         if file.failed.get(chunk) or not self._jobs.is_routed_to_others(
             file, chunk, (peer, self._node_id)
@@ -317,5 +312,5 @@ class Serving:
         if not ((demands and keeps) or is_read or self._jobs.is_overdue(file)):
             return  # a reader that has not started yet may want it
         if (keeps and file.open_blob()) or self._relay.admit(file, chunk):
-            self._assignments.assign_if_free(file, chunk)
+            self.assignments.assign_if_free(file, chunk)
             self._changes.wake()

@@ -82,10 +82,6 @@ class Routes:
         """Return all peers that were named for any chunk of a file."""
         return tuple(self._others.get(sha256, ()))
 
-    def is_on_hub(self, sha256: str) -> bool:
-        """Return whether the hub has a file according to the manifest."""
-        return self.manifest.hub is not None and sha256 in self._names
-
 
 class SharedFile:
     """The local part of ``content``, who provides the rest, and its digests.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import socket
@@ -31,10 +32,8 @@ from potluck.cluster.transfer.messages import (
     HashProgress,
     HoldingsAnswer,
     IdentityAnswer,
-    JobFailed,
     Listening,
     LogLine,
-    PeerDropped,
     ProcessMessage,
     Progress,
     Question,
@@ -48,7 +47,7 @@ from potluck.cluster.transfer.messages import (
     TransferSettings,
 )
 from potluck.errors import ModelFileError, PotluckError, TransferError
-from potluck.host.python_child import end_child, start_child
+from potluck.host.python_child import ConnectedChild, start_connected_child
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
     ChunkSource,
@@ -79,13 +78,6 @@ class TransferEvents:
     """This node's progress with the bytes that its readers of a job want: about twice a second for
     each job with progress, and once when it is complete."""
 
-    on_failure: Callable[[str, str, str], None] = lambda job, message, hint: None
-    """No source has bytes that a job needs: its readers get a ``TransferError``. New sources for
-    the job restart it."""
-
-    on_peer_dropped: Callable[[NodeId, str, bool], None] = lambda node, reason, is_garbage: None
-    """A peer failed as a source (with the reason), or sent wrong bytes."""
-
     on_dial_wanted: Callable[[NodeId], None] | None = None
     """The process cannot connect to a peer, which should be asked to call ``serve_peer`` for this
     node. If it does not, call ``dial_failed``. None if peers cannot be asked."""
@@ -111,7 +103,7 @@ class TransferProcess:
         self._child: _Child
         self._listening: asyncio.Task[None]
         self._is_up = False
-        self._numbers = 0
+        self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[ProcessMessage]] = {}
         self._hashing: dict[int, Callable[[int, int], None]] = {}
         self._jobs: dict[str, SetSources] = {}
@@ -142,7 +134,7 @@ class TransferProcess:
     @property
     def pid(self) -> int:
         """Return the id of the current process."""
-        return self._child.process.pid
+        return self._child.connected.process.pid
 
     async def close(self) -> None:
         """End the process. Idempotent; takes about a second at worst."""
@@ -171,7 +163,7 @@ class TransferProcess:
 
         Raise ``TransferError``.
         """
-        answer = await self._ask(AskHoldings(self._number(), tuple(contents)), HoldingsAnswer)
+        answer = await self._ask(AskHoldings(next(self._numbers), tuple(contents)), HoldingsAnswer)
         return Holdings(
             node=NodeId(self._settings.node_id),
             held=answer.held,
@@ -187,7 +179,7 @@ class TransferProcess:
         source, for this node and for others. Raise ``ModelNotFoundError`` and ``ModelFileError``
         like ``KnownFiles.identify``, and ``TransferError``.
         """
-        number = self._number()
+        number = next(self._numbers)
         if on_progress is not None:
             self._hashing[number] = on_progress
         try:
@@ -208,7 +200,8 @@ class TransferProcess:
 
         Several sources of one chunk are tried in the given order; sources of kind ``DISK`` are
         ignored, as the process finds them itself. ``peers`` says where peers listen (their
-        ``address``). Transfers in progress continue. If the store may keep files, the chunks of
+        ``address``). Transfers in progress continue, and a job restarts for which no source had
+        bytes. If the store may keep files, the chunks of
         ``ahead`` are fetched now, since readers will want them.
         """
         message = SetSources(job, manifest, tuple(sources), dict(peers), ahead)
@@ -241,14 +234,14 @@ class TransferProcess:
 
     async def digests(self, sha256: str) -> bytes | None:
         """Return the digests of all chunks, one after the other; None unless they are verified."""
-        return (await self._ask(AskDigests(self._number(), sha256), DigestsAnswer)).digests
+        return (await self._ask(AskDigests(next(self._numbers), sha256), DigestsAnswer)).digests
 
     async def add_digests(self, content: FileContent, digests: bytes, *, verified: bool) -> None:
         """Set the digests of all chunks; chunks in the store that differ are removed.
 
         ``verified``: all of a file with this SHA-256 was hashed, with these digests.
         """
-        await self._ask(AddDigests(self._number(), content, digests, verified), Done)
+        await self._ask(AddDigests(next(self._numbers), content, digests, verified), Done)
 
     async def hash_chunks(
         self, sha256: str, first: int, end: int, state: bytes
@@ -259,30 +252,28 @@ class TransferProcess:
         ``state`` is the state before them, as saved by ``kernels.Sha256State``; empty at the
         beginning. Raise ``ModelFileError`` for a chunk that is missing or damaged.
         """
-        answer = await self._ask(AskState(self._number(), sha256, first, end, state), StateAnswer)
+        answer = await self._ask(
+            AskState(next(self._numbers), sha256, first, end, state), StateAnswer
+        )
         return answer.state, answer.digests
 
     async def remove(self, sha256: str) -> None:
         """Remove what the store has of a file, as its bytes are wrong."""
-        await self._ask(RemoveFile(self._number(), sha256), Done)
+        await self._ask(RemoveFile(next(self._numbers), sha256), Done)
 
     async def serve_peer(self, node: NodeId, address: tuple[str, int]) -> None:
         """Connect to a peer that cannot connect to this node, and send it what it requests.
 
         Raise ``TransferError`` if that fails.
         """
-        await self._ask(ServePeer(self._number(), node, *address), Done)
+        await self._ask(ServePeer(next(self._numbers), node, *address), Done)
 
     def dial_failed(self, node: NodeId, reason: str) -> None:
         """Report that a peer, which ``on_dial_wanted`` named, will not connect."""
         self._say(DialFailed(node, reason))
 
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
     def _say(self, message: AgentMessage) -> None:
-        self._child.writer.write(encode(message))
+        self._child.connected.writer.write(encode(message))
 
     async def _ask(self, message: Question, answer: type[_T]) -> _T:
         if not self._is_up:
@@ -304,13 +295,13 @@ class TransferProcess:
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, msgspec.MsgspecError):
                 while True:
-                    self._take(await _receive(self._child.reader))
+                    self._take(await _receive(self._child.connected.reader))
             self._is_up = False
             await self._end()
             for future in self._pending.values():
                 if not future.done():
                     future.set_exception(process_gone())
-            status = self._child.process.returncode
+            status = self._child.connected.process.returncode
             _log.error("the transfer process exited with status %s", status)
             while True:
                 await asyncio.sleep(_RESTART_SECONDS)
@@ -324,10 +315,6 @@ class TransferProcess:
         match message:
             case Progress():
                 self._events.on_progress(message.job, message.transfer)
-            case JobFailed():
-                self._events.on_failure(message.job, message.message, message.hint)
-            case PeerDropped():
-                self._events.on_peer_dropped(message.node, message.reason, message.sent_garbage)
             case DialWanted():
                 if self._events.on_dial_wanted is None:
                     self.dial_failed(message.node, "there is no agent to ask it")
@@ -347,33 +334,28 @@ class TransferProcess:
                     future.set_result(message)
 
     async def _spawn(self) -> None:
-        control, control_theirs = socket.socketpair()
         doors, doors_theirs = socket.socketpair()
-        with control_theirs, doors_theirs, contextlib.ExitStack() as unless_started:
+        with doors_theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(doors.close)
-            reader, writer = await asyncio.open_connection(sock=control)
-            unless_started.callback(writer.close)
-            given = [control_theirs, doors_theirs]
-            if self._connections is not None:
-                given.append(self._connections)
-            descriptors = [each.fileno() for each in given]
-            process = await start_child(
+            given = (doors_theirs, self._connections)
+            descriptors = [each.fileno() for each in given if each is not None]
+            connected = await start_connected_child(
                 TRANSFER_MODULE,
-                json.dumps(asdict(self._settings)),
                 *map(str, descriptors),
+                json.dumps(asdict(self._settings)),
                 descriptors=descriptors,
                 may_fetch=True,
             )
             unless_started.pop_all()
-        self._child = _Child(process=process, reader=reader, writer=writer, doors=doors)
+        self._child = _Child(connected, doors)
         try:
             async with asyncio.timeout(_START_SECONDS):
-                while not isinstance(message := await _receive(reader), Listening):
+                while not isinstance(message := await _receive(connected.reader), Listening):
                     self._take(message)
         except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError) as error:
             await self._end()
             raise TransferError(
-                f"the transfer process failed to start (status {process.returncode})",
+                f"the transfer process failed to start (status {connected.process.returncode})",
                 hint="see the agent's log",
             ) from error
         self._take(message)
@@ -383,16 +365,13 @@ class TransferProcess:
                 self._say(again)
 
     async def _end(self) -> None:
-        self._child.writer.close()
         self._child.doors.close()
-        await end_child(self._child.process, timeout_seconds=_END_SECONDS)
+        await self._child.connected.end(timeout_seconds=_END_SECONDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Child:
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    connected: ConnectedChild
     doors: socket.socket
     """The socket over which sockets of readers are passed."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Callable
 
@@ -21,12 +22,15 @@ _FALLOC_FL_PUNCH_HOLE = 2
 MOST_RELAYED_CHUNKS = 16
 """In transit or present, in addition to those of readers."""
 
+_places = itertools.count(2**32)  # distinct from those of files
+
 
 class Window:
     """The chunks ``present`` of one file. Not thread-safe."""
 
     def __init__(self, content: FileContent) -> None:
         self.content = content
+        self.place = next(_places)
         self.present: set[int] = set()
         self.lingering: set[int] = set()
         """Those of ``present`` that their reader has already read, kept for peers."""

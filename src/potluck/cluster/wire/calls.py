@@ -14,7 +14,6 @@ from potluck.cluster.wire.worker_messages import Connect, Loaded, Located, Progr
 from potluck.errors import CallError
 from potluck.types.cluster import SAME_VERSION, DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.content import (
-    DIGEST_BYTES,
     ChunkRuns,
     ChunkSource,
     FileContent,
@@ -265,7 +264,7 @@ class ChunkDigests(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def are_whole(self) -> bool:
         """Return whether there is one for each chunk."""
-        return len(self.digests) == self.content.num_chunks * DIGEST_BYTES
+        return len(self.digests) == self.content.digests_bytes
 
 
 class HashRange(msgspec.Struct, frozen=True, kw_only=True):

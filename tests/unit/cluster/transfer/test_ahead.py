@@ -38,13 +38,13 @@ def test_a_reader_counts_what_was_fetched_ahead_for_its_source(tmp_path: Path) -
         client = node.client()
         file = client.open_file(CONTENT, label="model", job=JOB)
         file.read_into(0, memoryview(bytearray(10)))
-        client.want(JOB, {CONTENT: [(0, 3 * CHUNK_BYTES)]}, keep=True)
+        client.want(JOB, [(CONTENT, [(0, 3 * CHUNK_BYTES)])], keep=True)
         three_chunks = {owner.node_id: 3 * CHUNK_BYTES}
         eventually(lambda: node.progress().by_source == three_chunks)
         assert node.progress().total_bytes == 3 * CHUNK_BYTES
         client.close()
         again = node.client()
-        again.want(JOB, {CONTENT: [(0, CHUNK_BYTES)]}, keep=True)
+        again.want(JOB, [(CONTENT, [(0, CHUNK_BYTES)])], keep=True)
         from_disk = three_chunks | {"disk": CHUNK_BYTES}
         eventually(lambda: node.progress().by_source == from_disk)
 
@@ -56,7 +56,7 @@ def test_a_reader_that_wants_other_chunks_has_those_that_it_got(tmp_path: Path) 
         client = node.client()
         seen = []
         for first, end, num_chunks in ((0, 2, 2), (1, 4, 4), (5, 6, 5)):
-            client.want(JOB, {CONTENT: [(first * CHUNK_BYTES, end * CHUNK_BYTES)]}, keep=True)
+            client.want(JOB, [(CONTENT, [(first * CHUNK_BYTES, end * CHUNK_BYTES)])], keep=True)
             expected = num_chunks * CHUNK_BYTES
 
             def is_done(num_bytes: int = expected) -> bool:
@@ -74,7 +74,7 @@ def test_a_peer_gets_what_is_fetched_ahead(tmp_path: Path) -> None:
         owner.give("model.gguf", DATA)
         other.set_sources(MANIFEST, [from_peer(CONTENT, node)], [node])
         client = other.client()
-        client.want(JOB, {CONTENT: [(0, 2 * CHUNK_BYTES)]}, keep=True)
+        client.want(JOB, [(CONTENT, [(0, 2 * CHUNK_BYTES)])], keep=True)
         fetch_ahead(node, owner)
         eventually(lambda: other.held_chunks(CONTENT) == 2)
 
@@ -116,7 +116,7 @@ def test_nothing_more_of_earlier_requests_ahead_arrives(tmp_path: Path) -> None:
         owner.give("model.gguf", DATA)
         node.set_sources(MANIFEST, [], ahead=ORDER)
         client = node.client()
-        client.want(JOB, {CONTENT: [(3 * CHUNK_BYTES, 4 * CHUNK_BYTES)]}, keep=True)
+        client.want(JOB, [(CONTENT, [(3 * CHUNK_BYTES, 4 * CHUNK_BYTES)])], keep=True)
         eventually(lambda: len(node.board.readers.demands_of(JOB)) == 1)
         node.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         file = client.open_file(CONTENT, label="model", job=JOB)

@@ -104,7 +104,6 @@ def test_a_peer_that_sends_garbage_is_dropped_and_another_one_asked(
             f"node {LIAR} sent wrong bytes and is temporarily excluded: "
             "chunk 0 of model does not match its SHA-256"
         ]
-        assert [(each.node, each.sent_garbage) for each in other.dropped()] == [(LIAR, True)]
 
 
 @pytest.mark.slow
@@ -118,7 +117,6 @@ def test_bytes_that_differ_from_their_announced_digest_are_refused(tmp_path: Pat
         with pytest.raises(TransferError, match=f"node {LIAR} sent wrong bytes"):
             node.read(CONTENT)
         assert node.held_chunks(CONTENT) == 0
-        assert node.failures()[0].job == JOB
 
 
 @pytest.mark.slow
@@ -151,7 +149,9 @@ def test_a_peer_that_does_not_speak_the_protocol_is_left_for_another(
 
 
 @pytest.mark.slow
-def test_a_peer_that_falls_silent_is_left_for_another(tmp_path: Path) -> None:
+def test_a_peer_that_falls_silent_is_left_for_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def behave(connection: ssl.SSLSocket) -> None:
         connection.sendall(encode_wait())
         send_chunk(connection, 0, chunk_of(0), digests_of(DATA)[:32])
@@ -166,8 +166,7 @@ def test_a_peer_that_falls_silent_is_left_for_another(tmp_path: Path) -> None:
             addresses={LIAR: address},
         )
         assert other.read(CONTENT) == DATA
-        eventually(lambda: bool(other.reports))
-        assert other.dropped()[0].reason == f"node {LIAR}: it does not answer"
+        assert f"no bytes received from node {LIAR}: it does not answer" in caplog.text
 
 
 @pytest.mark.slow
@@ -188,7 +187,9 @@ def test_a_peer_whose_bytes_are_on_their_way_is_not_taken_for_silent(
 
 
 @pytest.mark.slow
-def test_a_seed_that_dies_half_way_is_replaced_by_new_sources(tmp_path: Path) -> None:
+def test_a_seed_that_dies_half_way_is_replaced_by_new_sources(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def behave(connection: ssl.SSLSocket) -> None:
         send_chunk(connection, 0, chunk_of(0), digests_of(DATA)[:32])
         send_chunk(connection, 1, chunk_of(1), digests_of(DATA)[32:64])
@@ -199,7 +200,7 @@ def test_a_seed_that_dies_half_way_is_replaced_by_new_sources(tmp_path: Path) ->
         read: list[bytes] = []
         thread = threading.Thread(target=lambda: read.append(other.read(CONTENT)))
         thread.start()
-        eventually(lambda: bool(other.dropped()))
+        eventually(lambda: f"no bytes received from node {LIAR}" in caplog.text)
         other.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         thread.join(80)
         assert read == [DATA]
@@ -274,7 +275,7 @@ def test_a_member_that_asks_nonsense_is_closed(tmp_path: Path) -> None:
 def test_a_removed_node_gets_nothing(tmp_path: Path) -> None:
     with nodes(tmp_path, 2) as [owner, removed]:
         owner.give("model.gguf", DATA)
-        owner.board.set_refused(frozenset({removed.node_id}))
+        owner.board.assignments.set_refused(frozenset({removed.node_id}))
         removed.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         with pytest.raises(TransferError):
             removed.read(CONTENT)
@@ -306,7 +307,7 @@ def test_a_full_store_has_the_rest_read_through_memory(
         owner.give("model.gguf", data)
         other.set_sources(manifest_of({"model.gguf": data}), [from_peer(content, owner)], [owner])
         client = other.client()
-        client.want(JOB, {content: [(0, len(data))]}, keep=True)
+        client.want(JOB, [(content, [(0, len(data))])], keep=True)
         file = client.open_file(content, label="model", job=JOB)
         read = bytearray(len(data))
         with caplog.at_level(logging.WARNING):
@@ -326,7 +327,7 @@ def test_an_ended_job_is_not_fetched_any_more(tmp_path: Path) -> None:
         owner.service.set_serving(True, 0)
         other.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         client = other.client()
-        client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=True)
+        client.want(JOB, [(CONTENT, [(0, len(DATA))])], keep=True)
         eventually(lambda: other.held_chunks(CONTENT) >= 1)
         other.board.end_job(JOB)
         time.sleep(1.5)
@@ -336,13 +337,15 @@ def test_an_ended_job_is_not_fetched_any_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_connection_of_a_node_that_is_removed_ends(tmp_path: Path) -> None:
+def test_a_connection_of_a_node_that_is_removed_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with nodes(tmp_path, 2) as [owner, removed]:
         owner.give("model.gguf", DATA)
         owner.service.set_serving(True, 0)  # at 2 MB/s
         removed.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
-        removed.client().want(JOB, {CONTENT: [(0, len(DATA))]}, keep=True)
+        removed.client().want(JOB, [(CONTENT, [(0, len(DATA))])], keep=True)
         eventually(lambda: removed.held_chunks(CONTENT) >= 1)
         owner.removed.write_text(f"{removed.node_id} 2026-11-23 0\n")
-        eventually(lambda: bool(removed.dropped()))
+        eventually(lambda: f"no bytes received from node {owner.node_id}" in caplog.text)
         assert removed.held_chunks(CONTENT) < CONTENT.num_chunks

@@ -174,7 +174,7 @@ def test_a_process_that_is_killed_is_started_again_and_told_its_jobs(tmp_path: P
             b.process.set_sources(
                 JOB, MANIFEST, [from_peer(CONTENT, a.node_id)], {a.node_id: a.process.address}
             )
-            b.process._child.process.kill()
+            b.process._child.connected.process.kill()
             with pytest.raises(TransferError):
                 await b.read(CONTENT)
             for _ in range(400):
@@ -230,7 +230,7 @@ def test_peers_may_come_through_the_one_port_also_after_a_restart(tmp_path: Path
                 path = tmp_path / "model.gguf"
                 path.write_bytes(DATA)
                 await a.process.identify(path)
-                a.process._child.process.kill()
+                a.process._child.connected.process.kill()
                 b.process.set_sources(
                     JOB, MANIFEST, [from_peer(CONTENT, a.node_id)], {a.node_id: a.process.address}
                 )

@@ -8,11 +8,11 @@ from support.cluster.store_files import content_of
 from support.cluster.transfers import file_bytes, from_hub, from_peer, manifest_of
 
 from potluck.cluster.transfer.demand import Demand
-from potluck.cluster.transfer.jobs import JobProgress
+from potluck.cluster.transfer.jobs import JobProgress, Jobs
 from potluck.cluster.transfer.shared_file import HUB, Origin, Routes, SharedFile
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
-from potluck.types.content import CHUNK_BYTES, ChunkSource, HubOrigin, SourceKind
+from potluck.types.content import CHUNK_BYTES, ChunkSource, FileContent, HubOrigin, SourceKind
 
 DATA = file_bytes(4 * CHUNK_BYTES, seed=11)
 CONTENT = content_of(DATA)
@@ -62,7 +62,7 @@ def test_a_rate_falls_to_nothing_when_nothing_arrives(tmp_path: Path) -> None:
     assert [each.transfer.bytes_per_second for each in reports if each is not None] == [0.0]
 
 
-def test_sources_are_tried_in_the_order_given() -> None:
+def test_sources_are_tried_in_the_order_given(tmp_path: Path) -> None:
     manifest = manifest_of({"model.gguf": DATA}, hub=HubOrigin("org/model", "0" * 40))
     routes = Routes(
         manifest,
@@ -82,5 +82,9 @@ def test_sources_are_tried_in_the_order_given() -> None:
         (HUB,),
     ]
     assert set(routes.other_peers(CONTENT.sha256)) == {Origin(ONE), Origin(TWO)}
-    assert routes.is_on_hub(CONTENT.sha256)
-    assert not routes.is_on_hub("00" * 32)
+    jobs = Jobs()
+    jobs.add("job").routes = routes
+    store = ContentStore(tmp_path, 0)
+    unknown = SharedFile(store, FileContent("00" * 32, 1), "")
+    assert jobs.hub_name(SharedFile(store, CONTENT, "")) == ("org/model", "0" * 40, "model.gguf")
+    assert jobs.hub_name(unknown) is None

@@ -63,7 +63,7 @@ def test_only_the_chunks_that_are_wanted_come(tmp_path: Path) -> None:
         owner.give("model.gguf", DATA)
         other.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         client = other.client()
-        client.want(JOB, {CONTENT: [(3 * CHUNK_BYTES + 1, 4 * CHUNK_BYTES), (5, 6)]}, keep=True)
+        client.want(JOB, [(CONTENT, [(3 * CHUNK_BYTES + 1, 4 * CHUNK_BYTES), (5, 6)])], keep=True)
         file = client.open_file(CONTENT, label="model", job=JOB)
         file.read_into(5, memoryview(bytearray(1)))
         file.read_into(3 * CHUNK_BYTES + 1, memoryview(bytearray(CHUNK_BYTES - 1)))

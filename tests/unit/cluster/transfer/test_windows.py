@@ -66,7 +66,7 @@ def test_a_reader_that_stops_has_no_more_than_its_window_ahead(
 ) -> None:
     _, streaming = pair
     client = streaming.client()
-    client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=False)
+    client.want(JOB, [(CONTENT, [(0, len(DATA))])], keep=False)
     eventually(lambda: in_memory(streaming) >= WINDOW_CHUNKS * CHUNK_BYTES)
     threading.Event().wait(0.5)
     assert in_memory(streaming) == WINDOW_CHUNKS * CHUNK_BYTES
@@ -78,7 +78,7 @@ def test_all_readers_together_have_a_bound(pair: tuple[TransferNode, TransferNod
     clients = [streaming.client() for _ in range(4)]
     for number, client in enumerate(clients):
         start = number * 14 * CHUNK_BYTES
-        client.want(JOB, {CONTENT: [(start, len(DATA))]}, keep=False)
+        client.want(JOB, [(CONTENT, [(start, len(DATA))])], keep=False)
     threading.Event().wait(1.5)
     assert in_memory(streaming) <= MOST_WINDOW_CHUNKS * CHUNK_BYTES * 1.5
     for number, client in enumerate(clients):
@@ -93,7 +93,7 @@ def test_all_readers_together_have_a_bound(pair: tuple[TransferNode, TransferNod
 def test_any_order_of_reading_works(pair: tuple[TransferNode, TransferNode]) -> None:
     _, streaming = pair
     client = streaming.client()
-    client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=False)
+    client.want(JOB, [(CONTENT, [(0, len(DATA))])], keep=False)
     file = client.open_file(CONTENT, label="model", job=JOB)
     for start in (50, 3, 30, 29, 59, 0, 3):
         at = start * CHUNK_BYTES + 7
@@ -117,7 +117,7 @@ def test_a_reader_that_dies_gives_its_memory_back(
 ) -> None:
     _, streaming = pair
     client = streaming.client()
-    client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=False)
+    client.want(JOB, [(CONTENT, [(0, len(DATA))])], keep=False)
     eventually(lambda: in_memory(streaming) > 0)
     client.close()
     eventually(lambda: not streaming.board.readers)
@@ -135,11 +135,11 @@ def test_a_window_passes_on_what_peers_wait_for(
             [from_peer(CONTENT, streaming, 0, 20), from_peer(CONTENT, owner)],
             [streaming, owner],
         )
-        third.client().want(JOB, {CONTENT: [(0, 20 * CHUNK_BYTES)]}, keep=True)
+        third.client().want(JOB, [(CONTENT, [(0, 20 * CHUNK_BYTES)])], keep=True)
         eventually(lambda: "session" in {each.name for each in threading.enumerate()})
         threading.Event().wait(0.5)
         client = streaming.client()
-        client.want(JOB, {CONTENT: [(0, len(DATA))]}, keep=False)
+        client.want(JOB, [(CONTENT, [(0, len(DATA))])], keep=False)
         file = client.open_file(CONTENT, label="model", job=JOB)
         out = bytearray(len(DATA))
         file.read_into(0, memoryview(out))

@@ -7,7 +7,6 @@ compatible with the machine, or otherwise for any compatible version.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -22,7 +21,7 @@ from packaging.utils import canonicalize_name
 from potluck.cluster.invitations.software.installed_wheel import NAME, installed_distribution
 from potluck.cluster.invitations.software.local_wheels import LocalWheels, Release
 from potluck.errors import WheelDownloadError
-from potluck.portability.planning.index import Index, WithLocalWheels
+from potluck.portability.planning.index import Index, WithLocalWheels, sha256_of
 from potluck.portability.planning.planner import Planner, UnplannableError
 from potluck.types.quantities import format_few
 from potluck.version import __version__
@@ -31,7 +30,6 @@ INSTALLER = "pip>=23.2"
 """pip runs from its wheel on machines that have none. Older versions fail on Python 3.12."""
 
 _MAX_REASONS = 3
-_PIECE_BYTES = 1 << 20
 
 Note = Callable[[str], None]
 OpenIndex = Callable[[], AbstractContextManager[Index]]
@@ -215,14 +213,10 @@ def _environment(local: LocalWheels) -> Mapping[str, str]:
 
 
 def _wheel(name: str, version: str, path: Path) -> ChosenWheel:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
     return ChosenWheel(
         project=name,
         version=version,
         path=path,
-        sha256=digest.hexdigest(),
+        sha256=sha256_of(path),
         num_bytes=path.stat().st_size,
     )

@@ -1,6 +1,6 @@
 """Entry point of an acceptor.
 
-Use ``python -m potluck.cluster.network.acceptor SERVER_FD REPORTS_FD ROUTES_FD SETTINGS``.
+Use ``python -m potluck.cluster.network.acceptor REPORTS_FD SERVER_FD ROUTES_FD SETTINGS``.
 """
 
 from __future__ import annotations

@@ -13,11 +13,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from potluck.cluster.network.acceptor.routes import (
-    ClientHello,
-    Incomplete,
-    read_client_hello,
-)
+from potluck.cluster.network.acceptor.routes import ClientHello, read_client_hello
 from potluck.cluster.network.trust.connection_sources import ConnectionSource
 from potluck.cluster.network.trust.handshakes import EXHAUSTED, HANDSHAKE_SECONDS, describe
 from potluck.host.log_rate import LogRate
@@ -71,7 +67,8 @@ class Arrivals:
         Returns a connection whose receiver is known; it is non-blocking and belongs to the caller.
         Raises ``OSError`` if this process cannot open another connection.
         """
-        arrival = self._accept() if key.fileobj is self._server else _of(key)
+        is_new = key.fileobj is self._server
+        arrival: Arrival | None = self._accept() if is_new else key.data
         if arrival is None or arrival not in self._waiting or not self._look(arrival):
             return None
         self._forget(arrival)
@@ -145,15 +142,10 @@ class Arrivals:
         if arrival.num_looks >= _MOST_LOOKS:
             self._refuse(arrival, "it sent no complete ClientHello")
             return False
-        self._wait_for(arrival, read)
+        if arrival.num_needed_bytes != read.num_bytes:
+            arrival.num_needed_bytes = read.num_bytes
+            arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, read.num_bytes)
         return False
-
-    def _wait_for(self, arrival: Arrival, incomplete: Incomplete) -> None:
-        if arrival.num_needed_bytes != incomplete.num_bytes:
-            arrival.num_needed_bytes = incomplete.num_bytes
-            arrival.connection.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVLOWAT, incomplete.num_bytes
-            )
 
     def _refuse(self, arrival: Arrival, reason: str) -> None:
         if self._log.allows():
@@ -169,7 +161,3 @@ class Arrivals:
     def _forget(self, arrival: Arrival) -> None:
         self._selector.unregister(arrival.connection)
         del self._waiting[arrival]
-
-
-def _of(key: selectors.SelectorKey) -> Arrival | None:
-    return key.data if isinstance(key.data, Arrival) else None

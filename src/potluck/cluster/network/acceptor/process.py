@@ -290,11 +290,11 @@ def _most_handshakes() -> int:
     return MOST_HANDSHAKES if soft == resource.RLIM_INFINITY else min(MOST_HANDSHAKES, soft // 8)
 
 
-def run_acceptor(settings: AcceptorSettings, server: int, reports: int, routes: int) -> None:
+def run_acceptor(settings: AcceptorSettings, reports: int, server: int, routes: int) -> None:
     """Accept connections until the agent exits.
 
-    The other arguments are inherited descriptors: the listening socket, and two sockets to the
-    agent.
+    The other arguments are inherited descriptors: two sockets to the agent, and between them the
+    listening socket.
     """
     # A service manager may send either to all processes of the agent; the agent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,7 +14,7 @@ from typing import Self
 from potluck.cluster.network.acceptor.process import AcceptorSettings
 from potluck.cluster.network.acceptor.routes import check_name, send_route
 from potluck.cluster.network.trust.connection_sources import connection_channel
-from potluck.host.python_child import end_child, start_child
+from potluck.host.python_child import ConnectedChild, start_connected_child
 from potluck.types.cluster import NodeId
 
 ACCEPTOR_MODULE = "potluck.cluster.network.acceptor"
@@ -27,11 +27,9 @@ _END_SECONDS = 1.0
 _RESTART_SECONDS = 0.5
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Child:
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    connected: ConnectedChild
     routes: _RouteSender
 
 
@@ -109,7 +107,7 @@ class AcceptorProcess:
 
     def end_removed(self) -> None:
         """Tell the process to close the connections of nodes in the file of removed nodes."""
-        self._child.writer.write(b"removed\n")
+        self._child.connected.writer.write(b"removed\n")
 
     def add_route(self, name: str) -> socket.socket:
         """Route connections that ask for ``name`` to the returned socket.
@@ -162,7 +160,7 @@ class AcceptorProcess:
         while True:
             if is_running:
                 await self._listen()
-                status = self._child.process.returncode
+                status = self._child.connected.process.returncode
                 _log.error("the acceptor process exited (status %s)", status)
                 await asyncio.sleep(_RESTART_SECONDS)
             is_running = await self._respawn()
@@ -170,7 +168,7 @@ class AcceptorProcess:
     async def _listen(self) -> None:
         """Take the process's lines until it exits."""
         with contextlib.suppress(OSError):
-            async for line in self._child.reader:
+            async for line in self._child.connected.reader:
                 self._take(line.decode("utf-8", "replace").rstrip("\n"))
         await _end(self._child)
         self._connections.clear()
@@ -200,24 +198,20 @@ class AcceptorProcess:
 
 
 async def _spawn(server: socket.socket, settings: AcceptorSettings) -> _Child:
-    ours, theirs = socket.socketpair()
     our_routes, their_routes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, their_routes, contextlib.ExitStack() as unless_started:
+    with their_routes, contextlib.ExitStack() as unless_started:
         unless_started.callback(our_routes.close)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        unless_started.callback(writer.close)
-        descriptors = (server.fileno(), theirs.fileno(), their_routes.fileno())
-        process = await start_child(
+        descriptors = (server.fileno(), their_routes.fileno())
+        connected = await start_connected_child(
             ACCEPTOR_MODULE,
             *map(str, descriptors),
             json.dumps(asdict(settings)),
             descriptors=descriptors,
         )
         unless_started.pop_all()
-    return _Child(process=process, reader=reader, writer=writer, routes=_RouteSender(our_routes))
+    return _Child(connected, _RouteSender(our_routes))
 
 
 async def _end(child: _Child) -> None:
-    child.writer.close()
     child.routes.close()
-    await end_child(child.process, timeout_seconds=_END_SECONDS)
+    await child.connected.end(timeout_seconds=_END_SECONDS)

@@ -99,11 +99,6 @@ class _End:
         self._buffer = memoryview(bytearray(_FIRST_BUFFER_BYTES))
         self._is_closed = False
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether either side is known to have closed it."""
-        return self._is_closed
-
     def path(self) -> PathFigures | None:
         """Return the kernel's figures of the path to the peer. Thread-safe.
 
@@ -404,8 +399,6 @@ class IncomingEdge(_End):
         self._num_read, self._arriving = 0, None
         return Frame(
             kind=arriving.kind,
-            deployment=self.scope.deployment,
-            epoch=self.scope.epoch,
             step_id=arriving.step_id,
             header=arriving.view[arriving.start : arriving.payload_start],
             payload=arriving.view[arriving.payload_start :],
@@ -488,10 +481,7 @@ def _shut_down(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-def _most(limits: EdgeLimits) -> int:
-    return PREAMBLE_BYTES + _PAYLOAD_ALIGNMENT + limits.max_header_bytes + limits.max_payload_bytes
-
-
 def _grown(num_bytes: int, limits: EdgeLimits) -> int:
     """Return a size of at least ``num_bytes``, with spare room, within the limits."""
-    return min(2 * num_bytes, _most(limits))
+    most = PREAMBLE_BYTES + _PAYLOAD_ALIGNMENT + limits.max_header_bytes + limits.max_payload_bytes
+    return min(2 * num_bytes, most)

@@ -89,8 +89,6 @@ class Frame:
     """A received frame. ``header`` and ``payload`` are valid until the next one is received."""
 
     kind: FrameKind
-    deployment: DeploymentId
-    epoch: Epoch
     step_id: StepId
     header: memoryview
     payload: memoryview
@@ -242,12 +240,7 @@ class _RefusalHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode_hello(hello: Hello) -> bytes:
     """Return the frame that a sender begins with, and that an agreeing receiver answers with."""
-    header = _HelloHeader(
-        index=hello.index,
-        sender=hello.sender,
-        receiver=hello.receiver,
-        is_reversed=hello.is_reversed,
-    )
+    header = msgspec.convert(hello, _HelloHeader, from_attributes=True)
     return _frame(hello.scope, FrameKind.HELLO, header)
 
 
@@ -268,13 +261,7 @@ def read_hello(scope: Scope, preamble: Preamble, header: bytes) -> Hello:
         read = msgspec.msgpack.decode(header, type=_HelloHeader)
     except ValueError as error:  # DecodeError, or text that is not UTF-8
         raise ValueError("it sent a malformed hello") from error
-    return Hello(
-        scope=scope,
-        index=read.index,
-        sender=read.sender,
-        receiver=read.receiver,
-        is_reversed=read.is_reversed,
-    )
+    return Hello(scope=scope, **msgspec.structs.asdict(read))
 
 
 def check_hello(expected: Hello, preamble: Preamble, header: bytes) -> None:

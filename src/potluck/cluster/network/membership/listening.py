@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import select
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from potluck.cluster.network.acceptor.process import AcceptorSettings
 from potluck.cluster.network.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.network.membership.address import Address
 from potluck.cluster.network.membership.config import MembershipConfig
+from potluck.cluster.network.membership.sockets import are_same, descriptors, find_socket
 from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.errors import JoinError
 
@@ -22,8 +20,6 @@ INNER = Address(host="127.0.0.1", port=0)
 """The address of Zenoh's own listener, to which the acceptor connects members. It uses mutual TLS,
 too: other users of this machine can connect to it. A Unix socket is no alternative, because anyone
 on the network can direct Zenoh to one by multicast."""
-
-_DESCRIPTORS = Path("/proc/self/fd")
 
 _EPOLL_LINK = "anon_inode:[eventpoll]"  # proc_pid_fd(5)
 
@@ -97,46 +93,19 @@ def take_listener(address: tuple[str, int]) -> socket.socket:
     it opens the public address; then this function unregisters the socket from the library's event
     loop, and the acceptor gets it. The library keeps the socket but never sees a connection.
     """
-    for descriptor in _descriptors():
-        listener = _listener(descriptor, address)
-        if listener is not None:
-            break
-    else:
+    found = find_socket(
+        lambda each: (
+            bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            and are_same(each.getsockname(), address)
+        )
+    )
+    if found is None:
         raise OSError(f"this process does not listen at {address[0]} port {address[1]}")
+    descriptor, listener = found
     if not _forget(descriptor):
         listener.close()
         raise OSError("no event loop of this process watches its listening socket")
     return listener
-
-
-def _descriptors() -> Iterator[int]:
-    yield from (int(path.name) for path in _DESCRIPTORS.iterdir())
-
-
-def _listener(descriptor: int, address: tuple[str, int]) -> socket.socket | None:
-    """Return a duplicate of the descriptor if it is the TCP socket that listens there."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:  # closed in the meantime
-        return None
-    try:
-        duplicate = socket.socket(fileno=copy)
-    except OSError:  # not a socket; a copy left open would keep a lock on its file
-        os.close(copy)
-        return None
-    with contextlib.suppress(OSError):
-        is_listening = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        is_inet = duplicate.family in (socket.AF_INET, socket.AF_INET6)
-        if is_listening and is_inet and _is_at(duplicate, address):
-            return duplicate
-    duplicate.close()
-    return None
-
-
-def _is_at(listener: socket.socket, address: tuple[str, int]) -> bool:
-    host, port = listener.getsockname()[:2]
-    is_there = port == address[1]  # a numeric IPv6 address has many spellings
-    return is_there and ipaddress.ip_address(host) == ipaddress.ip_address(address[0])
 
 
 def _forget(watched: int) -> bool:
@@ -144,11 +113,10 @@ def _forget(watched: int) -> bool:
     it.
     """
     num_forgotten = 0
-    for descriptor in _descriptors():
-        with contextlib.suppress(OSError):
-            if str((_DESCRIPTORS / str(descriptor)).readlink()) != _EPOLL_LINK:
-                continue
-            with select.epoll.fromfd(os.dup(descriptor)) as instance:
-                instance.unregister(watched)  # ENOENT: it watches others
-                num_forgotten += 1
+    for descriptor, target in descriptors():
+        if target != _EPOLL_LINK:
+            continue
+        with contextlib.suppress(OSError), select.epoll.fromfd(os.dup(descriptor)) as instance:
+            instance.unregister(watched)  # ENOENT: it watches others
+            num_forgotten += 1
     return num_forgotten > 0

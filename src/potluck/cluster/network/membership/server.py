@@ -10,7 +10,14 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from potluck.cluster.network.membership import messages
-from potluck.cluster.network.membership.messages import CallHeader, End, Failure, Part, SessionId
+from potluck.cluster.network.membership.messages import (
+    CallHeader,
+    End,
+    Failure,
+    Part,
+    ReplyHeader,
+    SessionId,
+)
 from potluck.cluster.network.membership.session import ZenohSession
 from potluck.errors import CallError, PotluckError
 from potluck.types.cluster import SAME_VERSION, NodeId
@@ -44,31 +51,23 @@ class _Replies:
         self._query = query
         self._last: asyncio.Future[None] | None = None
 
-    async def send(self, part: Part, payload: bytes) -> None:
-        """Send a part. Waits while the network is congested.
+    async def send(self, message: ReplyHeader, payload: bytes = b"") -> None:
+        """Send a part, or the outcome of the call, which releases the query. Waits while the
+        network is congested.
 
         Raises ``CallError`` if too much is waiting for the caller.
         """
         query = self._query
-        header = messages.encode(part)
+        header = messages.encode(message)
+        is_last = not isinstance(message, Part)
 
         def work() -> None:
             query.reply(query.key_expr, payload, attachment=header, express=True)
+            if is_last:
+                query.drop()
 
         # Shielded: a cancelled handler must not drop the query while a thread is replying.
-        self._last = self._session.run(self._caller, work, num_bytes=len(payload))
-        await asyncio.shield(self._last)
-
-    async def finish(self, end: End | Failure) -> None:
-        """Send the outcome of the call, and release the query."""
-        query = self._query
-        header = messages.encode(end)
-
-        def work() -> None:
-            query.reply(query.key_expr, b"", attachment=header, express=True)
-            query.drop()
-
-        self._last = self._session.run(self._caller, work, is_last=True)
+        self._last = self._session.run(self._caller, work, num_bytes=len(payload), is_last=is_last)
         await asyncio.shield(self._last)
 
     def drop(self) -> None:
@@ -215,8 +214,7 @@ class CallServer:
 
     async def _answer(self, header: CallHeader, query: zenoh.Query, replies: _Replies) -> None:
         try:
-            end = await self._run(header, _bytes(query.payload), replies)
-            await replies.finish(end)
+            await replies.send(await self._run(header, _bytes(query.payload), replies))
         except asyncio.CancelledError:
             replies.drop()
             raise
@@ -251,7 +249,7 @@ class CallServer:
 
 async def _refuse(replies: _Replies) -> None:
     with contextlib.suppress(CallError):  # the network failed, and the caller sees that
-        await replies.finish(Failure("the node called is busy", "try again later"))
+        await replies.send(Failure("the node called is busy", "try again later"))
 
 
 def _bytes(data: zenoh.ZBytes | None) -> bytes:

@@ -19,11 +19,11 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
-_SOCKET_LINK = "socket:["  # proc_pid_fd(5)
+_SOCKET_LINK = "socket:["
 _SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes that were never sent
 _NO_LINGER = struct.pack("ii", 0, 0)
 
@@ -62,9 +62,14 @@ class LinkSockets:
         Closing it never blocks: the kernel continues to send what is left. ``node`` is the common
         name of the peer's certificate. Does nothing if this process has no such connection.
         """
-        connection = _find(own_end, other_end)
-        if connection is None:
+        found = find_socket(
+            lambda each: (
+                are_same(each.getsockname(), own_end) and are_same(each.getpeername(), other_end)
+            )
+        )
+        if found is None:
             return
+        _, connection = found
         with contextlib.suppress(OSError):  # it has ended already
             connection.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._stall_milliseconds
@@ -159,30 +164,38 @@ def _reset(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)  # wakes threads that wait for it in the kernel
 
 
-def _find(own: Endpoint, other: Endpoint) -> socket.socket | None:
-    """Return a duplicate of this process's connection between two addresses, if any."""
-    for descriptor in [int(path.name) for path in _DESCRIPTORS.iterdir()]:
-        with contextlib.suppress(OSError):  # closed in the meantime, or not connected
-            if not str((_DESCRIPTORS / str(descriptor)).readlink()).startswith(_SOCKET_LINK):
-                continue
-            duplicate = socket.socket(fileno=os.dup(descriptor))
-            if _is_between(duplicate, own, other):
-                return duplicate
-            duplicate.close()
+def find_socket(is_wanted: Callable[[socket.socket], bool]) -> tuple[int, socket.socket] | None:
+    """Return the descriptor of this process's first socket of the internet for which ``is_wanted``
+    is true, and a duplicate, which the caller owns; None if there is none.
+
+    ``is_wanted`` may raise ``OSError``, such as for a socket that is not connected.
+    """
+    for descriptor, target in descriptors():
+        if not target.startswith(_SOCKET_LINK):
+            continue
+        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_wanted:
+            copy = os.dup(descriptor)  # perhaps of a file by now: left open, it would keep a lock
+            unless_wanted.callback(os.close, copy)
+            duplicate = socket.socket(fileno=copy)
+            unless_wanted.callback(duplicate.detach)
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and is_wanted(duplicate):
+                unless_wanted.pop_all()
+                return descriptor, duplicate
     return None
 
 
-def _is_between(connection: socket.socket, own: Endpoint, other: Endpoint) -> bool:
-    if connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return False
-    try:
-        here, there = connection.getsockname(), connection.getpeername()
-    except OSError:  # not connected
-        return False
-    return _are_same(here, own) and _are_same(there, other)
+def descriptors() -> Iterator[tuple[int, str]]:
+    """Yield the descriptors of this process with what they refer to: proc_pid_fd(5)."""
+    for path in list(_DESCRIPTORS.iterdir()):
+        with contextlib.suppress(OSError):  # closed in the meantime
+            target = str(path.readlink())
+            yield int(path.name), target
 
 
-def _are_same(name: tuple[str, int] | tuple[str, int, int, int], endpoint: Endpoint) -> bool:
-    if name[1] != endpoint[1]:  # a numeric IPv6 address has many spellings
+def are_same(name: tuple[str, int] | tuple[str, int, int, int], endpoint: Endpoint) -> bool:
+    """Return whether the name of a socket is a numeric address, of which IPv6 has many
+    spellings.
+    """
+    if name[1] != endpoint[1]:
         return False
     return ipaddress.ip_address(name[0]) == ipaddress.ip_address(endpoint[0])

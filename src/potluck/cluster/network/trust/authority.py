@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -30,9 +31,14 @@ _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 """A board without a clock boots in 1970, and certificates must never expire under a cluster."""
 
-_AUTHORITY_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
 
-_SERVER_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "potluck")])
+def common_name(text: str) -> x509.Name:
+    """Return a name that has only a common name."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+_AUTHORITY_NAME = common_name("cluster")
+_SERVER_NAME = common_name("potluck")
 _HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.IGNORECASE)
 
 _CURVE = ec.SECP256R1()
@@ -104,9 +110,8 @@ def issue_certificate(
         x509.DNSName(node_id),
         *(x509.IPAddress(ipaddress.ip_address(text)) for text in addresses),
     ]
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node_id)])
     usages = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-    return _issued(authority, subject, public_key, usages, names)
+    return _issued(authority, common_name(node_id), public_key, usages, names)
 
 
 def authority_pem(authority: Authority) -> bytes:
@@ -122,11 +127,6 @@ def issue_server_credentials(authority: Authority, names: Iterable[str]) -> tupl
     private_key = ec.generate_private_key(_CURVE)
     certificate = server_certificate_for(authority, private_key.public_key(), names)
     return certificate, private_pem(private_key)
-
-
-def issue_server_certificate(authority: Authority, names: Iterable[str]) -> bytes:
-    """Return the certificate and the key of ``issue_server_credentials`` in one PEM document."""
-    return b"".join(issue_server_credentials(authority, names))
 
 
 def server_certificate_for(
@@ -181,15 +181,12 @@ def _certificate(
 
     The serial number is derived from the key, so it is deterministic and unique per key.
     """
-    encoded = key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(_AUTHORITY_NAME)
         .public_key(key)
-        .serial_number(int.from_bytes(hashlib.sha256(encoded).digest()[:16], "big") + 1)
+        .serial_number(int.from_bytes(key_digest(key)[:16], "big") + 1)
         .not_valid_before(_NOT_BEFORE)
         .not_valid_after(_NOT_AFTER)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
@@ -224,6 +221,15 @@ def _derive(secret: Secret, purpose: str, num_bytes: int) -> bytes:
     return kdf.derive(secret.text.encode("ascii"))
 
 
+def key_digest(key: CertificatePublicKeyTypes) -> bytes:
+    """Return the SHA-256 of a key's SubjectPublicKeyInfo."""
+    return hashlib.sha256(
+        key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    ).digest()
+
+
 def private_pem(private_key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a private key, unencrypted (PEM)."""
     return private_key.private_bytes(
@@ -251,7 +257,7 @@ def client_tls_context() -> ssl.SSLContext:
 
 def automatic_context(authority: Authority, names: Iterable[str]) -> ssl.SSLContext:
     """Return a context with a new key and a certificate for ``names``, kept in memory only."""
-    return context_of(issue_server_certificate(authority, names))
+    return context_of(b"".join(issue_server_credentials(authority, names)))
 
 
 def context_of(chain_pem: bytes) -> ssl.SSLContext:

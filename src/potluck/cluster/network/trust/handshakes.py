@@ -98,13 +98,9 @@ class Handshakes:
         handshake to close instead, and when ``server`` has no more connections.
         """
         server = self._server
-        handshake = (
-            self._accept(server) if server is not None and key.fileobj is server else _of(key)
-        )
-        if handshake is None or handshake not in self._waiting or not self._advance(handshake):
-            return None
-        self._forget(handshake)
-        return handshake
+        if server is not None and key.fileobj is server:
+            return self._completed(self._accept(server))
+        return self._completed(key.data)
 
     def expire(self, now: float) -> float | None:
         """Close handshakes past their deadline at ``now``; return the next time (monotonic) to call
@@ -138,11 +134,7 @@ class Handshakes:
         Returns the handshake if it is already complete, as ``handle`` does.
         """
         self._make_room()
-        handshake = self._secure(raw, host, port)
-        if handshake is None or not self._advance(handshake):
-            return None
-        self._forget(handshake)
-        return handshake
+        return self._completed(self._secure(raw, host, port))
 
     def _accept(self, server: ConnectionSource) -> Handshake | None:
         self._make_room()
@@ -177,6 +169,13 @@ class Handshakes:
         self._selector.register(connection, selectors.EVENT_READ, handshake)
         return handshake
 
+    def _completed(self, handshake: Handshake | None) -> Handshake | None:
+        """Continue a handshake; return it if it is complete."""
+        if handshake is None or handshake not in self._waiting or not self._advance(handshake):
+            return None
+        self._forget(handshake)
+        return handshake
+
     def _advance(self, handshake: Handshake) -> bool:
         """Continue with the data received so far; return whether the handshake is complete."""
         try:
@@ -206,10 +205,6 @@ class Handshakes:
     def _forget(self, handshake: Handshake) -> None:
         self._selector.unregister(handshake.connection)
         del self._waiting[handshake]
-
-
-def _of(key: selectors.SelectorKey) -> Handshake | None:
-    return key.data if isinstance(key.data, Handshake) else None
 
 
 def describe(error: OSError) -> str:

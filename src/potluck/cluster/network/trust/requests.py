@@ -6,20 +6,18 @@ that it has them; nothing else in a request is trusted. Needs the ``cryptography
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import NameOID
 
-from potluck.cluster.network.trust.authority import private_pem
+from potluck.cluster.network.trust.authority import common_name, key_digest, private_pem
 from potluck.errors import ParameterError
 
-_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "newcomer")])
+_NAME = common_name("newcomer")
 _MAX_BYTES = 8192
 
 
@@ -51,25 +49,17 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
             raise ValueError("too long")
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
-        is_sound = (
+        if (
             isinstance(key, ec.EllipticCurvePublicKey)
             and isinstance(key.curve, ec.SECP256R1)
             and request.is_signature_valid
-        )
+        ):
+            return key
+        raise ValueError("it is not signed by a P-256 key")
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise _unsound() from error
-    if not is_sound or not isinstance(key, ec.EllipticCurvePublicKey):
-        raise _unsound()
-    return key
-
-
-def key_digest(key: CertificatePublicKeyTypes) -> bytes:
-    """Return the SHA-256 of a key's SubjectPublicKeyInfo."""
-    return hashlib.sha256(
-        key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    ).digest()
+        raise ParameterError(
+            "certificate_request", "the certificate request is not a valid request for a P-256 key"
+        ) from error
 
 
 def certificate_key_digest(certificate_der: bytes) -> bytes:
@@ -83,8 +73,7 @@ def certificate_key_digest(certificate_der: bytes) -> bytes:
 
 def pem_key_digest(certificate_pem: bytes) -> bytes:
     """Return the SHA-256 of the SubjectPublicKeyInfo in a PEM certificate."""
-    certificate = x509.load_pem_x509_certificate(certificate_pem)
-    return certificate_key_digest(certificate.public_bytes(serialization.Encoding.DER))
+    return key_digest(x509.load_pem_x509_certificate(certificate_pem).public_key())
 
 
 def check_issued(certificate_pem: bytes, authority_pem: bytes, private_key_pem: bytes) -> str:
@@ -97,19 +86,10 @@ def check_issued(certificate_pem: bytes, authority_pem: bytes, private_key_pem: 
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
         key = serialization.load_pem_private_key(private_key_pem, None)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        is_sound = certificate.public_key() == key.public_key() and len(names) == 1
+        if certificate.public_key() != key.public_key() or len(names) != 1:
+            raise ValueError("another key, or not exactly one name")
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise _mismatch() from error
-    if not is_sound:
-        raise _mismatch()
+        raise ParameterError(
+            "certificate", "the certificate, its key and the authority do not match"
+        ) from error
     return str(names[0].value)
-
-
-def _unsound() -> ParameterError:
-    return ParameterError(
-        "certificate_request", "the certificate request is not a valid request for a P-256 key"
-    )
-
-
-def _mismatch() -> ParameterError:
-    return ParameterError("certificate", "the certificate, its key and the authority do not match")

@@ -64,7 +64,7 @@ def test_routes_are_there_again_after_the_process_was_killed(tmp_path: Path) -> 
         source = HandedConnections(acceptor.add_route(NAME))
         try:
             await await_handed(address, source)
-            os.kill(acceptor._child.process.pid, signal.SIGKILL)
+            os.kill(acceptor._child.connected.process.pid, signal.SIGKILL)
             await await_handed(address, source)
             acceptor.remove_route(NAME)
         finally:

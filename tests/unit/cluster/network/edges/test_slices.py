@@ -103,7 +103,8 @@ def test_what_has_no_place_ends_the_edge(send: Callable[[OutgoingEdge], None], r
         writing.shutdown(socket.SHUT_WR)
         with pytest.raises(EdgeError, match=reason):
             incoming.receive_slice(STEP, 0, memoryview(bytearray(5)))
-        assert incoming.is_closed
+        with pytest.raises(EdgeClosedError):
+            incoming.receive()
 
 
 def test_the_end_between_slices_is_no_failure() -> None:

@@ -22,8 +22,6 @@ Ends = tuple[OutgoingEdge, IncomingEdge]
 def a_frame(kind: FrameKind, step_id: int, payload: bytes = b"") -> Frame:
     return Frame(
         kind=kind,
-        deployment=HELLO.scope.deployment,
-        epoch=HELLO.scope.epoch,
         step_id=StepId(step_id),
         header=memoryview(b""),
         payload=memoryview(payload),
