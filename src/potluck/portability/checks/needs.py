@@ -147,7 +147,7 @@ def _refuse(path: Path, broken: Sequence[BrokenObject]) -> None:
     )
 
 
-_FORMAT = 11
+_FORMAT = 12
 """Incremented whenever what is read, or how it is read, changes."""
 
 _MAX_FILES = 256

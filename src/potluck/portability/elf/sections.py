@@ -22,6 +22,7 @@ from potluck.portability.elf.image import (
     open_image,
     release_pages,
 )
+from potluck.portability.elf.tables import read_table, record_type
 
 _SHT_NULL = 0
 _SHT_NOBITS = 8
@@ -108,9 +109,9 @@ def code_ranges(image: ElfImage, *, alignment: int = 1) -> tuple[tuple[int, int]
     ]
     if not ranges:
         ranges = [
-            (int(each["offset"]), int(each["offset"]) + int(each["filesz"]))
+            (each.offset, each.offset + each.filesz)
             for each in image.of_type(PT_LOAD)
-            if each["flags"] & PF_X
+            if each.flags & PF_X
         ]
     size = len(image.data)
     return tuple(
@@ -120,13 +121,13 @@ def code_ranges(image: ElfImage, *, alignment: int = 1) -> tuple[tuple[int, int]
 
 def _sections(image: ElfImage) -> tuple[Section, ...]:
     header = image.header
-    record = header.record(**_FIELDS)
+    record = record_type(header, **_FIELDS)
     if not header.section_offset:
         return ()
     if header.section_bytes != record.itemsize:
         raise ElfError(f"its section headers have {header.section_bytes} bytes")
     what = "the table of sections"
-    first = image.table(record, header.section_offset, 1, what)[0]
+    first = read_table(image, record, header.section_offset, 1, what)[0]
     # Numbers that do not fit in the header are in the first section header.
     count = header.num_sections or int(first["size"])
     names_index = int(
@@ -136,7 +137,7 @@ def _sections(image: ElfImage) -> tuple[Section, ...]:
         raise ElfError(f"its header claims {count} sections")
     if names_index >= count:
         raise ElfError(f"the names of its {count} sections would be in section {names_index}")
-    table = image.table(record, header.section_offset, count, what)
+    table = read_table(image, record, header.section_offset, count, what)
     names = image.read(
         int(table[names_index]["offset"]), int(table[names_index]["size"]), "the names of sections"
     )
@@ -218,9 +219,9 @@ def _constants(image: ElfImage) -> tuple[tuple[int, int], ...]:
     for flags in (PF_R, PF_R | PF_X):
         if not ranges:
             ranges = [
-                (int(each["offset"]), int(each["offset"]) + int(each["filesz"]))
+                (each.offset, each.offset + each.filesz)
                 for each in image.of_type(PT_LOAD)
-                if each["flags"] & (PF_R | PF_W | PF_X) == flags
+                if each.flags & (PF_R | PF_W | PF_X) == flags
             ]
     return tuple(joined_ranges(ranges))
 

@@ -32,6 +32,7 @@ from potluck.portability.elf.notes import (
     x86_level,
 )
 from potluck.portability.elf.sections import code_ranges
+from potluck.portability.elf.tables import read_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.x86_instructions import level_flags, variant_flags, x86_code
@@ -92,7 +93,7 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
     for start, end in code_ranges(image, alignment=4):
         for position in range(start, end - 3, CODE_BLOCK_BYTES):
             num_words = min(end - position, CODE_BLOCK_BYTES) // 4
-            words = image.table(np.dtype("<u4"), position, num_words, "code")
+            words = read_table(image, np.dtype("<u4"), position, num_words, "code")
             for flag, rows in list(not_found.items()):
                 if any(np.any(words & row.mask == row.value) for row in rows):
                     del not_found[flag]
