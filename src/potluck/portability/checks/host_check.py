@@ -13,7 +13,6 @@ from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport, HostReport, WheelReport
 from potluck.portability.checks.variant_properties import variant_findings
 from potluck.portability.cuda.findings import cuda_findings, is_tegra
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import feature_findings
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host, HostPython
@@ -177,7 +176,6 @@ class HostCheck:
     def __init__(self, host: Host, process: Process = PYTHON) -> None:
         self.host = host
         self._linker = Linker(host, process)
-        self._table = shipped_table()
 
     def check(self, wheel: PreparedWheel) -> HostReport:
         """Return the report for a wheel on this host."""
@@ -188,12 +186,12 @@ class HostCheck:
         # Pure Python runs on every machine.
         is_meant = not wheel.machines or self.host.machine in wheel.machines
         if wheel.rules is not None and is_meant:
-            features = feature_findings(wheel.rules, wheel.build, self.host, self._table, found)
+            features = feature_findings(wheel.rules, wheel.build, self.host, found)
         refusal = None
         if distribution is not None:
             refusal = install_finding(distribution, self.host)
             variant = distribution.variant
-            of_variant = [*variant_findings(variant, self.host, self._table)] if variant else []
+            of_variant = [*variant_findings(variant, self.host)] if variant else []
             refusal = refusal or next(
                 (each for each in of_variant if each.severity is Severity.FATAL), None
             )
@@ -216,7 +214,7 @@ class HostCheck:
             host=self.host,
             required=wheel.required(self.host),
             label=wheel.label,
-            is_tegra=is_tegra(self.host, self._table),
+            is_tegra=is_tegra(self.host),
         )
         for each in wheel.needs.objects:
             if each.path not in links:
@@ -303,10 +301,10 @@ class HostCheck:
         """Return findings that matter at run time: libraries opened by name, CUDA, Python's ABI."""
         is_found = partial(self._is_found, wheel, needs.elf.machine)
         yield from opened_library_findings(
-            needs.opened, is_found, file=needs.path, is_tegra=is_tegra(self.host, self._table)
+            needs.opened, is_found, file=needs.path, is_tegra=is_tegra(self.host)
         )
         if needs.cuda is not None:
-            yield from cuda_findings(needs.cuda, self.host, self._table, file=needs.path)
+            yield from cuda_findings(needs.cuda, self.host, file=needs.path)
         yield from wheel.abi_findings(self.host.python)[needs.path]
 
     def _is_found(self, wheel: PreparedWheel, machine: str, name: str) -> bool:
