@@ -16,9 +16,10 @@ from potluck.portability.features.findings import (
     file_facts,
     toolkit_of_number,
 )
-from potluck.portability.features.rules import FeatureRules, parse_rules, rule_files, rules_for
+from potluck.portability.features.rules import FeatureRules, rule_files, rules_for
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
+from potluck.portability.shipped_toml import parse_toml
 
 HOST = described_host()
 
@@ -38,7 +39,7 @@ def build(version: str = "1.0", **files: FileFacts) -> Build:
 
 
 def rules(when: str, *, functions: str = "[]", message: str = "m", fix: str = "") -> FeatureRules:
-    return parse_rules(f"""
+    text = f"""
 schema = "potluck.features/1"
 distribution = "some-package"
 functions = {functions}
@@ -50,7 +51,8 @@ document = "a"
 message = "{message}"
 fix = "{fix}"
 when = {when}
-""")
+"""
+    return parse_toml(text, FeatureRules)
 
 
 def holds(
@@ -162,7 +164,7 @@ def test_what_is_known_is_filled_in() -> None:
 
 
 def test_facts_are_read_of_a_file() -> None:
-    ruleset = parse_rules("""
+    text = """
 schema = "potluck.features/1"
 distribution = "some-package"
 functions = ["is_on", "is_absent"]
@@ -174,7 +176,8 @@ severity = "note"
 document = "a"
 message = "m"
 when = { exports = ["is_on", "is_absent"] }
-""")
+"""
+    ruleset = parse_toml(text, FeatureRules)
     code = {"is_on": "b8 01 00 00 00 c3", "toolkit": "b8 f0 32 00 00 c3", "other": "31 c0 c3"}
     data = shared_object({}, {name: bytes.fromhex(text) for name, text in code.items()})
     elf = elf_file(exports=tuple(code))
