@@ -132,7 +132,6 @@ class Linker:
 
         Programs are started instead: nothing is loaded before them.
         """
-        binding = _Binding(self.libraries, tree)
         for root in roots:
             process, before = self._process, self._before
             if root.is_executable:
@@ -145,7 +144,9 @@ class Linker:
                 mapped=tuple(each.path for each in opening.objects),
                 missing_libraries=tuple(opening.missing_libraries),
                 missing_versions=missing_versions,
-                missing_symbols=tuple(binding.missing(opening, process, missing_versions)),
+                missing_symbols=tuple(
+                    opening.missing_symbols(process.symbol_prefixes, missing_versions)
+                ),
                 presumed=frozenset(opening.presumed),
             )
 
@@ -168,13 +169,13 @@ class _Opening:
         root: TreeObject,
         before: Sequence[HostLibrary],
     ) -> None:
-        self.root = root
         self.objects = [root]
-        self.before = tuple(before)
-        self.libraries: list[HostLibrary] = []
         self.presumed: set[str] = set()
-        self.absent: set[str] = set()
         self.missing_libraries: list[MissingLibrary] = []
+        self._root = root
+        self._before = tuple(before)
+        self._libraries: list[HostLibrary] = []
+        self._absent: set[str] = set()
         self._host = host
         self._tree = tree
         self._names: dict[str, TreeObject | HostLibrary] = {each.soname: each for each in before}
@@ -184,10 +185,10 @@ class _Opening:
 
     def map_all(self) -> None:
         """Map what the root needs, recursively, breadth first."""
-        queue = [_Mapped(self.root, None)]
+        queue = [_Mapped(self._root, None)]
         for mapped in queue:
             for name in mapped.item.needed:
-                if name in self._names or name in self.presumed or name in self.absent:
+                if name in self._names or name in self.presumed or name in self._absent:
                     continue
                 found = self._search(name, mapped) or self._without(name, mapped)
                 if found is None:
@@ -201,7 +202,7 @@ class _Opening:
                 if isinstance(found, TreeObject):
                     self.objects.append(found)
                 else:
-                    self.libraries.append(found)
+                    self._libraries.append(found)
 
     def missing_versions(self) -> Iterator[MissingVersion]:
         """Return the required versions that the mapped libraries do not define."""
@@ -223,11 +224,58 @@ class _Opening:
                     symbols=each.symbols_of(need),
                 )
 
+    def missing_symbols(
+        self, own_prefixes: tuple[str, ...], versions: Iterable[MissingVersion]
+    ) -> Iterator[MissingSymbol]:
+        """Return the symbols that nothing defines, except those whose version is missing
+        altogether. The process itself defines those that begin with ``own_prefixes``.
+
+        If a library is missing, symbols that it may define are ignored.
+        """
+        required = frozenset().union(*(each.required for each in self.objects))
+        provided = frozenset().union(*(each.provided for each in self.objects))
+        left = required - provided - self._tree.numbers_of(own_prefixes)
+        left = self._undefined(left, self._before)
+        left = self._undefined(left, tuple(self._libraries))
+        if not left:
+            return
+        without = {(each.library, each.version) for each in versions}
+        unseen = self.presumed | self._absent
+        for each in self.objects:
+            for number in sorted(left & each.required):
+                symbol = self._tree.symbols[number]
+                may_be_unseen = unseen and (not symbol.version or symbol.library in unseen)
+                if may_be_unseen or (symbol.library, symbol.version) in without:
+                    continue
+                definer = next(self._tree.definers(number, each.machine), None)
+                yield MissingSymbol(
+                    symbol=symbol,
+                    needed_by=each.path,
+                    path_in_tree="" if definer is None else definer.path,
+                )
+
+    def _undefined(self, numbers: frozenset[int], scope: tuple[HostLibrary, ...]) -> frozenset[int]:
+        """Return those that no library of ``scope`` defines or may define.
+
+        Results are cached with the tree: hosts that run the same system share its libraries.
+        """
+        if not numbers or not scope:
+            return numbers
+        memory = self._tree.looked_up.get(
+            self._host.identity(scope), lambda: SymbolLookup(scope, set(), set())
+        )
+        for number in numbers - memory.looked_up:
+            found = self._host.definition(self._tree.symbols[number], scope)
+            if found is Definition.ABSENT:
+                memory.absent.add(number)
+        memory.looked_up |= numbers
+        return numbers & memory.absent
+
     def _is_met(self, need: VersionNeed) -> bool:
         found = self._names.get(need.library)
         if found is None:
             # For a library that is not listed as needed, glibc's assertion fails.
-            is_excused = need.library in self.presumed or need.library in self.absent
+            is_excused = need.library in self.presumed or need.library in self._absent
             return is_excused or self._host.is_loader(need.library)
         if isinstance(found, TreeObject):
             defined = found.elf.version_definitions
@@ -249,7 +297,7 @@ class _Opening:
         if path.startswith("/"):
             return self._host.find_at(path)
         found = self._tree.at(path)
-        return found if found is not None and found.machine == self.root.machine else None
+        return found if found is not None and found.machine == self._root.machine else None
 
     def _without(self, name: str, mapped: _Mapped) -> TreeObject | None:
         """Record a library that is not found. If it is elsewhere in the tree, linking continues
@@ -261,7 +309,7 @@ class _Opening:
         if not isinstance(mapped.item, TreeObject):  # the host's description does not go further
             self.presumed.add(name)
             return None
-        elsewhere = self._tree.named(posixpath.basename(name), self.root.machine)
+        elsewhere = self._tree.named(posixpath.basename(name), self._root.machine)
         self.missing_libraries.append(
             MissingLibrary(
                 library=name,
@@ -271,63 +319,8 @@ class _Opening:
             )
         )
         if elsewhere is None:
-            self.absent.add(name)
+            self._absent.add(name)
         return elsewhere
-
-
-class _Binding:
-    """Looks up the symbols of one tree in a host's libraries.
-
-    Results are cached with the tree: hosts that run the same system share its libraries.
-    """
-
-    def __init__(self, host: HostLibraries, tree: ObjectTree) -> None:
-        self._host = host
-        self._tree = tree
-
-    def missing(
-        self, opening: _Opening, process: Process, versions: Sequence[MissingVersion]
-    ) -> Iterator[MissingSymbol]:
-        """Return the symbols that nothing defines, except those whose version is missing
-        altogether.
-
-        If a library is missing, symbols that it may define are ignored.
-        """
-        required = frozenset().union(*(each.required for each in opening.objects))
-        provided = frozenset().union(*(each.provided for each in opening.objects))
-        left = required - provided - self._tree.numbers_of(process.symbol_prefixes)
-        left = self._absent(left, opening.before)
-        left = self._absent(left, tuple(opening.libraries))
-        if not left:
-            return
-        without = {(each.library, each.version) for each in versions}
-        unseen = opening.presumed | opening.absent
-        for each in opening.objects:
-            for number in sorted(left & each.required):
-                symbol = self._tree.symbols[number]
-                may_be_unseen = unseen and (not symbol.version or symbol.library in unseen)
-                if may_be_unseen or (symbol.library, symbol.version) in without:
-                    continue
-                definer = next(self._tree.definers(number, each.machine), None)
-                yield MissingSymbol(
-                    symbol=symbol,
-                    needed_by=each.path,
-                    path_in_tree="" if definer is None else definer.path,
-                )
-
-    def _absent(self, numbers: frozenset[int], scope: tuple[HostLibrary, ...]) -> frozenset[int]:
-        """Return those that no library of ``scope`` defines or may define."""
-        if not numbers or not scope:
-            return numbers
-        memory = self._tree.looked_up.get(
-            self._host.identity(scope), lambda: SymbolLookup(scope, set(), set())
-        )
-        for number in numbers - memory.looked_up:
-            found = self._host.definition(self._tree.symbols[number], scope)
-            if found is Definition.ABSENT:
-                memory.absent.add(number)
-        memory.looked_up |= numbers
-        return numbers & memory.absent
 
 
 def _folders(mapped: _Mapped) -> Iterator[str]:
