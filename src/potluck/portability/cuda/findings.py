@@ -26,20 +26,11 @@ class GpuCompatibility(enum.IntEnum):
     YES = 2
 
 
-def module_compatibility(
-    module: GpuModule, capability: tuple[int, int], cuda: tuple[int, int] | None
-) -> GpuCompatibility:
-    """Return whether one of its codes runs on a GPU of ``capability`` with a driver that supports
-    ``cuda``.
-    """
-    return max(code_compatibility(code, capability, cuda) for code in module.codes)
-
-
 def code_compatibility(
     code: GpuCode, capability: tuple[int, int], cuda: tuple[int, int] | None
 ) -> GpuCompatibility:
-    """Return the same for one code. PTX is not guaranteed to work if the driver's version is
-    unknown.
+    """Return whether a code runs on a GPU of ``capability`` with a driver that supports ``cuda``.
+    PTX is not guaranteed to work if the driver's version is unknown.
     """
     if code.kind is CodeKind.PTX:
         if code.capability > capability:
@@ -370,7 +361,7 @@ def _gpu_findings(
     if capability is None:
         return
     results = {
-        module: module_compatibility(module, capability, cuda)
+        module: max(code_compatibility(code, capability, cuda) for code in module.codes)
         for module in needs.modules
         if any(code.kind is not CodeKind.OTHER for code in module.codes)
     }

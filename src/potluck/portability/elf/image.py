@@ -47,7 +47,7 @@ _HEADER = {
     False: "HHIIIIIHHHHHH",
     True: "HHIQQQIHHHHHH",
 }
-_SEGMENT = {False: "8I", True: "2I6Q"}
+_SEGMENT = {False: "3I4x4I", True: "2I2Q8x3Q"}
 SMALLEST_PAGE_BYTES = 2**12
 """The smallest page size of any kernel: bytes in the same page of that size are mapped everywhere.
 """
@@ -59,13 +59,12 @@ _MAX_PATH_BYTES = 4096
 
 
 class Segment(NamedTuple):
-    """A program header, with the specification's names and 64-bit order of fields."""
+    """A program header without ``p_paddr``, with the specification's names of fields."""
 
     type: int
     flags: int
     offset: int
     vaddr: int
-    paddr: int
     filesz: int
     memsz: int
     align: int
@@ -202,7 +201,7 @@ def open_image(data: ElfData) -> ElfImage:
     headers = read_bytes(data, segment_offset, num_segments * row.size, "the table of segments")
     rows = row.iter_unpack(headers)
     if not header.is_64_bit:  # where the flags come later
-        rows = ((each[0], each[6], *each[1:6], each[7]) for each in rows)
+        rows = ((each[0], each[5], *each[1:5], each[6]) for each in rows)
     return ElfImage(data=data, header=header, segments=tuple(map(Segment._make, rows)))
 
 
