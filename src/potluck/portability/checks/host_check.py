@@ -31,7 +31,7 @@ from potluck.portability.linking.file_findings import (
     other_machine_finding,
 )
 from potluck.portability.linking.findings import LinkContext, link_findings
-from potluck.portability.linking.link import PYTHON, Link, Linker, Process
+from potluck.portability.linking.link import Link, Linker
 from potluck.portability.linking.opened_libraries import opened_library_findings
 from potluck.portability.wheels.misnamed_files import misnamed_finding
 from potluck.portability.wheels.tags import install_finding
@@ -169,13 +169,11 @@ def _suffixes(python: HostPython, machine: str) -> Iterator[str]:
 
 
 class HostCheck:
-    """Checks wheels on one host; one instance can check many. ``process`` describes the process
-    that opens their files: the Python interpreter by default.
-    """
+    """Checks wheels on one host; one instance can check many."""
 
-    def __init__(self, host: Host, process: Process = PYTHON) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
-        self._linker = Linker(host, process)
+        self._linker = Linker(host)
 
     def check(self, wheel: PreparedWheel) -> HostReport:
         """Return the report for a wheel on this host."""
@@ -268,7 +266,7 @@ class HostCheck:
             roots = [each for each in wheel.tree if each.path in linkable]
             return {link.path: link for link in self._linker.link(wheel.tree, roots)}
 
-        return wheel.links.get((self._linker.depends_on, self.host.machine), link)
+        return wheel.links.get((self._linker.libraries.system, self.host.machine), link)
 
     def _refusals(self, needs: ObjectNeeds) -> tuple[Finding, ...]:
         """Return findings about a file alone, independent of what it is linked with."""

@@ -12,7 +12,7 @@ libraries bind to each other, which is assumed to work.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from potluck.portability.elf.file import UndefinedSymbol, VersionNeed
@@ -24,29 +24,13 @@ from potluck.portability.linking.object_tree import (
     TreeObject,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """The libraries and symbols that a process has before it opens anything.
-
-    ``libraries`` are the SONAMEs in its global scope, as far as the host has them; symbols without
-    a version whose names begin with one of ``symbol_prefixes`` are defined by its executable.
-    """
-
-    libraries: tuple[str, ...]
-    symbol_prefixes: tuple[str, ...]
-
-
-PYTHON = Process(
-    libraries=("libm.so.6", "libdl.so.2", "libpthread.so.0", "libutil.so.1", "libc.so.6"),
-    symbol_prefixes=("Py", "_Py"),
-)
-"""The Python interpreter: what CPython links with on glibc (LIBS and LIBM of its configure.ac);
-distributions may add more.
+_PYTHON_LIBRARIES = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "libutil.so.1", "libc.so.6")
+"""What the Python interpreter has in its global scope, as far as the host has it: the libraries
+that CPython links with on glibc (LIBS and LIBM of its configure.ac); distributions may add more.
 """
 
-NO_PROCESS = Process(libraries=(), symbol_prefixes=())
-"""For a program, which is loaded first."""
+_PYTHON_PREFIXES: tuple[str, ...] = ("Py", "_Py")
+"""The interpreter itself defines symbols without a version that begin with one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +98,20 @@ class Link:
 class Linker:
     """The dynamic linker of a host. One instance serves many trees; linking does not change it."""
 
-    def __init__(self, host: Host, process: Process = PYTHON) -> None:
-        self.host = host
+    def __init__(self, host: Host) -> None:
         self.libraries = HostLibraries(host)
-        self._process = process
-        self._before = self.libraries.loaded_with(process.libraries)
-
-    @property
-    def depends_on(self) -> Hashable:
-        """Everything about a host that linking depends on, as a small value: equal for machines
-        that run the same system.
-        """
-        return self.libraries.system, self._process
+        self._before = self.libraries.loaded_with(_PYTHON_LIBRARIES)
 
     def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
-        """Open each of ``roots``, which must be for the host's machine, in a separate process.
+        """Open each of ``roots``, which must be for the host's machine, in a Python of its own.
 
-        Programs are started instead: nothing is loaded before them.
+        Programs are started instead: nothing is loaded before them. Beyond its arguments, the
+        result depends on the host's ``system`` alone.
         """
         for root in roots:
-            process, before = self._process, self._before
+            before, prefixes = self._before, _PYTHON_PREFIXES
             if root.is_executable:
-                process, before = NO_PROCESS, ()
+                before, prefixes = (), ()
             opening = _Opening(self.libraries, tree, root, before)
             opening.map_all()
             missing_versions = tuple(opening.missing_versions())
@@ -144,9 +120,7 @@ class Linker:
                 mapped=tuple(each.path for each in opening.objects),
                 missing_libraries=tuple(opening.missing_libraries),
                 missing_versions=missing_versions,
-                missing_symbols=tuple(
-                    opening.missing_symbols(process.symbol_prefixes, missing_versions)
-                ),
+                missing_symbols=tuple(opening.missing_symbols(prefixes, missing_versions)),
                 presumed=frozenset(opening.presumed),
             )
 
