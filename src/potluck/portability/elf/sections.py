@@ -107,16 +107,19 @@ def code_ranges(image: ElfImage, *, alignment: int = 1) -> tuple[tuple[int, int]
         for each in read_sections(image)
         if each.is_loaded and each.is_code
     ]
-    if not ranges:
-        ranges = [
-            (each.offset, each.offset + each.filesz)
-            for each in image.of_type(PT_LOAD)
-            if each.flags & PF_X
-        ]
+    ranges = ranges or _segment_ranges(image, PF_X, PF_X)
     size = len(image.data)
     return tuple(
         (-(-start // alignment) * alignment, min(end, size)) for start, end in joined_ranges(ranges)
     )
+
+
+def _segment_ranges(image: ElfImage, mask: int, flags: int) -> list[tuple[int, int]]:
+    return [
+        (each.offset, each.offset + each.filesz)
+        for each in image.of_type(PT_LOAD)
+        if each.flags & mask == flags
+    ]
 
 
 def _sections(image: ElfImage) -> tuple[Section, ...]:
@@ -217,12 +220,7 @@ def _constants(image: ElfImage) -> tuple[tuple[int, int], ...]:
         if each.is_loaded and not each.is_code and each.name.startswith(_CONSTANTS)
     ]
     for flags in (PF_R, PF_R | PF_X):
-        if not ranges:
-            ranges = [
-                (each.offset, each.offset + each.filesz)
-                for each in image.of_type(PT_LOAD)
-                if each.flags & (PF_R | PF_W | PF_X) == flags
-            ]
+        ranges = ranges or _segment_ranges(image, PF_R | PF_W | PF_X, flags)
     return tuple(joined_ranges(ranges))
 
 
