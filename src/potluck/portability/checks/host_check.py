@@ -174,6 +174,7 @@ class HostCheck:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._linker = Linker(host)
+        self._is_tegra = is_tegra(host)
 
     def check(self, wheel: PreparedWheel) -> HostReport:
         """Return the report for a wheel on this host."""
@@ -212,7 +213,7 @@ class HostCheck:
             host=self.host,
             required=wheel.required(self.host),
             label=wheel.label,
-            is_tegra=is_tegra(self.host),
+            is_tegra=self._is_tegra,
         )
         for each in wheel.needs.objects:
             if each.path not in links:
@@ -299,7 +300,7 @@ class HostCheck:
         """Return findings that matter at run time: libraries opened by name, CUDA, Python's ABI."""
         is_found = partial(self._is_found, wheel, needs.elf.machine)
         yield from opened_library_findings(
-            needs.opened, is_found, file=needs.path, is_tegra=is_tegra(self.host)
+            needs.opened, is_found, file=needs.path, is_tegra=self._is_tegra
         )
         if needs.cuda is not None:
             yield from cuda_findings(needs.cuda, self.host, file=needs.path)
