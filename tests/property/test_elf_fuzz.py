@@ -92,10 +92,10 @@ def mutated(draw: st.DrawFn) -> bytes:
 def look_at_everything(data: bytes) -> None:
     try:
         elf = read_elf(data)
+        cpu_needs(elf, data, path="a.so")
     except ElfError as error:
         require_a_line(error)
         return
-    cpu_needs(elf, data, path="a.so")
     opened_libraries(elf, data)
     section(data, ".nv_fatbin")
 

@@ -70,42 +70,34 @@ def device_capabilities(
     seconds = max(_LEAST_SECONDS, timeout_seconds)
     end = time.monotonic() + seconds
     question = _Question(end=end, measure=measure, backend=backend, allow_software=allow_software)
-    answers: queue.SimpleQueue[DeviceCapabilities | None] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[DeviceCapabilities | str] = queue.SimpleQueue()
 
     def ask() -> None:
-        _ask(question, answers.put)
-        answers.put(None)
+        """Report the capabilities whenever they change, and at the end the reason why any are
+        unknown, or nothing.
+        """
+        try:
+            _probe(question, answers.put)
+        except Exception as error:  # noqa: BLE001 - the caller expects no exceptions
+            reason = f"the probe failed with {type(error).__name__}: {error}"
+            _log.warning("%s", reason)
+            _log.debug("%s", reason, exc_info=True)
+            answers.put(reason)
+        else:
+            answers.put("")
 
     try:
         threading.Thread(target=ask, name="capabilities", daemon=True).start()
     except RuntimeError:  # no more threads can be started, or the interpreter is shutting down
         ask()
-    latest = None
+    latest, reason = None, ""
     try:
-        while (answer := answers.get(timeout=max(0.0, end - time.monotonic()))) is not None:
+        while not isinstance(answer := answers.get(timeout=max(0.0, end - time.monotonic())), str):
             latest = answer
+        reason = answer
     except queue.Empty:
         _log.info("the probe did not finish within %g s", seconds)
-    return latest or unknown_node(f"there was no result within {seconds:g} s")
-
-
-def _ask(question: _Question, tell: _Tell) -> None:
-    """Report the capabilities whenever they change, or the reason why they are unknown."""
-    has_reported = False
-
-    def send(capabilities: DeviceCapabilities) -> None:
-        nonlocal has_reported
-        has_reported = True
-        tell(capabilities)
-
-    try:
-        _probe(question, send)
-    except Exception as error:  # noqa: BLE001 - the caller expects no exceptions
-        reason = f"the probe failed with {type(error).__name__}: {error}"
-        _log.warning("%s", reason)
-        _log.debug("%s", reason, exc_info=True)
-        if not has_reported:
-            tell(unknown_node(reason))
+    return latest or unknown_node(reason or f"there was no result within {seconds:g} s")
 
 
 def _probe(question: _Question, tell: _Tell) -> None:

@@ -23,15 +23,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from potluck.host.child_environment import child_environment
-from potluck.host.child_output import (
-    Document,
-    InvalidOutput,
-    Refusal,
-    Status,
-    Stdout,
-    Tail,
-    read_document,
-)
+from potluck.host.child_output import Status, Stdout, Tail, one_line, read_document
 from potluck.types.quantities import format_bytes
 
 _POLL_SECONDS = 0.02
@@ -307,13 +299,13 @@ def _judge(
     if returncode > 0:
         reason = f"exited with code {returncode}{last_words}"
         return ChildFailure(failure=Failure.EXITED, reason=reason, seconds=seconds)
-    match read_document(stdout.data):
-        case Document(value):
-            return ChildAnswer(document=value, seconds=seconds)
-        case Refusal(reason):
-            return ChildFailure(failure=Failure.REFUSED, reason=reason, seconds=seconds)
-        case InvalidOutput(reason):
-            return ChildFailure(failure=Failure.MALFORMED, reason=reason, seconds=seconds)
+    document = read_document(stdout.data)
+    if isinstance(document, str):
+        return ChildFailure(failure=Failure.MALFORMED, reason=document, seconds=seconds)
+    if "refused" in document:
+        reason = one_line(str(document["refused"])) or "refused without a reason"
+        return ChildFailure(failure=Failure.REFUSED, reason=reason, seconds=seconds)
+    return ChildAnswer(document=document, seconds=seconds)
 
 
 def _watch(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Far above the size of any valid answer: a device takes about a kilobyte."""
@@ -106,44 +105,21 @@ class Status:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """An answer."""
-
-    value: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The child reported that it cannot answer, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class InvalidOutput:
-    """An invalid answer; ``reason`` says what is wrong with it."""
-
-    reason: str
-
-
-def read_document(data: bytes) -> Document | Refusal | InvalidOutput:
-    """Parse a child's whole output. Output with numbers that are not finite is invalid."""
+def read_document(data: bytes) -> dict[str, object] | str:
+    """Parse a child's whole output: its answer, or ``{"refused": "why"}``. Return what is wrong
+    with it if it is invalid, as output with numbers that are not finite is.
+    """
     if not data.strip():
-        return InvalidOutput("printed nothing")
+        return "printed nothing"
     try:
         document = json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        return InvalidOutput(
-            one_line(f"printed an invalid JSON document ({error}): {_start(data)}")
-        )
+        return one_line(f"printed an invalid JSON document ({error}): {_start(data)}")
     if not isinstance(document, dict):
-        return InvalidOutput(f"printed a JSON document that is not an object: {_start(data)}")
-    if "refused" not in document:
-        return Document(document)
-    if not isinstance(document["refused"], str):
-        return InvalidOutput(f"refused without a reason: {_start(data)}")
-    return Refusal(one_line(document["refused"]) or "refused without a reason")
+        return f"printed a JSON document that is not an object: {_start(data)}"
+    if not isinstance(document.get("refused", ""), str):
+        return f"refused without a reason: {_start(data)}"
+    return document
 
 
 def one_line(text: str) -> str:

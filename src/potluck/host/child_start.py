@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 def run_module(parent_pid: int, arguments: list[str]) -> None:
     """Run ``arguments[0]`` with the other arguments, and end with the process ``parent_pid``."""
-    _end_with(parent_pid)
+    end_with(parent_pid)
     # A crash is expected here, and its core dump useless. The kernel never writes a core file of
     # one byte, and a limit of 1, unlike 0, also disables piping core dumps to a program
     # (fs/coredump.c).
@@ -32,7 +32,8 @@ def run_module(parent_pid: int, arguments: list[str]) -> None:
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
-def _end_with(parent_pid: int) -> None:
+def end_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends; exit if that has ended already."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # the parent ended before prctl
         os._exit(1)

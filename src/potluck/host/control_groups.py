@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from potluck.host.system import System
 
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlGroup:
@@ -31,19 +33,29 @@ def control_groups(system: System, controller: str) -> Iterator[ControlGroup]:
     its files are missing.
     """
     own = dict(_own_groups(system, controller))
-    for line in (system.text(system.proc / "self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, file_system = before.split(), after.split()
-        if len(fields) < 5 or len(file_system) < 3:
+    for fields, file_system in read_mounts(system):
+        if len(file_system) < 3:
             continue
         kind, options = file_system[0], file_system[2].split(",")
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" else None
         if version not in own or (version == 1 and controller not in options):
             continue
-        below = _below(own[version], _unescaped(fields[3]))
-        directory = _unescaped(fields[4]) / below
+        below = _below(own[version], PurePosixPath(fields[3]))
+        directory = PurePosixPath(fields[4]) / below
         for each in (directory, *directory.parents[: len(below.parts)]):
             yield ControlGroup(version=version, directory=each, path=_located(system, each))
+
+
+def read_mounts(system: System) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the fields of each mount of this process: five or more about the mount, in which octal
+    escapes (of blanks) are replaced, and one or more about the file system.
+    """
+    for line in (system.text(system.proc / "self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, file_system = before.split(), after.split()
+        if len(fields) >= 5 and file_system:
+            spelled = [_ESCAPE.sub(lambda each: chr(int(each[1], 8)), field) for field in fields]
+            yield spelled, file_system
 
 
 def _own_groups(system: System, controller: str) -> Iterator[tuple[int, PurePosixPath]]:
@@ -70,11 +82,6 @@ def _below(group: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
     if ".." in group.parts or not group.is_relative_to(mounted):
         return PurePosixPath()
     return group.relative_to(mounted)
-
-
-def _unescaped(field: str) -> PurePosixPath:
-    """Return a path of ``mountinfo``, in which blanks are written as octal escapes."""
-    return PurePosixPath(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field))
 
 
 def _located(system: System, directory: PurePosixPath) -> Path:

@@ -19,6 +19,7 @@ from potluck.types.tensor import (
     TensorInfo,
     TensorSource,
 )
+from potluck.weights.divided import rows_by_matrix, targets_by_matrix
 from potluck.weights.load import UNDOING_BYTES
 
 Dequantize = Callable[[memoryview, TensorFormat, int], NDArray[np.float32]]
@@ -146,7 +147,7 @@ class CanonicalSource:
         elif stored.row_range is not None:
             yield from self._runs_of_part(stored, stored.row_range, first, start_row, end_row)
         elif stored.is_stacked:
-            for index, begin, end in _matrices(start_row, end_row, first.num_rows):
+            for index, begin, end in rows_by_matrix(start_row, end_row, first.num_rows):
                 yield stored.stored_names[index], begin, end
         elif stored.rows is not None:
             done = 0
@@ -185,7 +186,7 @@ class CanonicalSource:
             yield name, begin, end_row + left
         elif _is_transposed(stored, info):
             stored_rows, num_rows = info.shape[-2:]
-            for index, _, _ in _matrices(start_row, end_row, num_rows):
+            for index, _, _ in rows_by_matrix(start_row, end_row, num_rows):
                 yield name, index * stored_rows, (index + 1) * stored_rows
         else:
             yield name, start_row, end_row
@@ -199,11 +200,11 @@ class CanonicalSource:
             return
         matrix_rows = info.shape[-2]
         if stored.is_part_transposed:
-            for index, _, _ in _matrices(start_row, end_row, info.num_columns):
+            for index, _, _ in rows_by_matrix(start_row, end_row, info.num_columns):
                 first = index * matrix_rows + part.start
                 yield info.name, first, first + part.num_rows
             return
-        for index, begin, end in _matrices(start_row, end_row, part.num_rows):
+        for index, begin, end in rows_by_matrix(start_row, end_row, part.num_rows):
             name, first = info.name, index * matrix_rows + part.start
             if stored.is_stacked:
                 name, first = stored.stored_names[index], part.start
@@ -244,7 +245,7 @@ class CanonicalSource:
             return
         stored_rows, num_rows = info.shape[-2:]
         size = stored_rows * info.format.block_bytes
-        for index, begin, end, target in _targets(start_row, end_row, num_rows, out, size):
+        for index, begin, end, target in targets_by_matrix(start_row, end_row, num_rows, out, size):
             matrix = self._transposed(info, index * stored_rows, stored_rows)
             _rows(target, size)[:] = matrix[begin:end]
 
@@ -317,7 +318,7 @@ class CanonicalSource:
         """Read rows of the transposes of parts, which are consecutive rows of each matrix."""
         num_rows = info.num_columns
         size = part.num_rows * _transposable(info.format).block_bytes
-        for index, begin, end, target in _targets(start_row, end_row, num_rows, out, size):
+        for index, begin, end, target in targets_by_matrix(start_row, end_row, num_rows, out, size):
             first = index * info.shape[-2] + part.start
             _rows(target, size)[:] = self._transposed(info, first, part.num_rows)[begin:end]
 
@@ -395,7 +396,7 @@ class CanonicalSource:
             raise ValueError(f"{stored.canonical_name} has no rows [{start_row}, {end_row})")
         if out.nbytes != (end_row - start_row) * size:
             raise ValueError(f"{out.nbytes} B are not rows of {stored.canonical_name}")
-        for index, begin, end, target in _targets(start_row, end_row, num_rows, out, size):
+        for index, begin, end, target in targets_by_matrix(start_row, end_row, num_rows, out, size):
             self._raw.read_rows(stored.stored_names[index], begin, end, target)
 
     def _read_interleaved(
@@ -480,27 +481,6 @@ class CanonicalSource:
                     :, is_second * size : (is_second + 1) * size
                 ]
             row += count
-
-
-def _matrices(start_row: int, end_row: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the matrices of ``num_rows`` each that contain the rows, and the rows within each."""
-    row = start_row
-    while row < end_row:
-        index, begin = divmod(row, num_rows)
-        end = min(begin + end_row - row, num_rows)
-        yield index, begin, end
-        row += end - begin
-
-
-def _targets(
-    start_row: int, end_row: int, num_rows: int, out: memoryview, row_bytes: int
-) -> Iterator[tuple[int, int, int, memoryview]]:
-    """Yield what ``_matrices`` does, with the bytes of ``out`` for the rows of each matrix."""
-    done = 0
-    for index, begin, end in _matrices(start_row, end_row, num_rows):
-        size = (end - begin) * row_bytes
-        yield index, begin, end, out[done : done + size]
-        done += size
 
 
 def _is_computed(stored: StoredTensor) -> bool:

@@ -22,6 +22,27 @@ def read_runs(weight: WeightSpec, num_rows: int) -> Iterator[tuple[int, int]]:
         yield first, first + weight.shape[axis] * inner
 
 
+def rows_by_matrix(start_row: int, end_row: int, num_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the matrices of ``num_rows`` each that contain the rows, and the rows within each."""
+    row = start_row
+    while row < end_row:
+        index, begin = divmod(row, num_rows)
+        end = min(begin + end_row - row, num_rows)
+        yield index, begin, end
+        row += end - begin
+
+
+def targets_by_matrix(
+    start_row: int, end_row: int, num_rows: int, out: memoryview, row_bytes: int
+) -> Iterator[tuple[int, int, int, memoryview]]:
+    """Yield what ``rows_by_matrix`` does, with the bytes of ``out`` for the rows of each matrix."""
+    done = 0
+    for index, begin, end in rows_by_matrix(start_row, end_row, num_rows):
+        size = (end - begin) * row_bytes
+        yield index, begin, end, out[done : done + size]
+        done += size
+
+
 class DividedSource:
     """The parts of the tensors of ``whole`` that ``weights`` specify; a ``TensorSource``.
 
@@ -60,14 +81,9 @@ class DividedSource:
         # A run of rows of each matrix of a stack, or of all of them.
         inner, size = math.prod(part.shape[axis + 1 : -1]), info.row_bytes
         count = part.shape[axis] * inner
-        row = start_row
-        while row < end_row:
-            index, begin = divmod(row, count)
-            end = min(begin + end_row - row, count)
-            target = out[(row - start_row) * size : (row - start_row + end - begin) * size]
+        for index, begin, end, target in targets_by_matrix(start_row, end_row, count, out, size):
             first = (index * total + start) * inner
             self._whole.read_rows(name, first + begin, first + end, target)
-            row += end - begin
 
     def close(self) -> None:
         """Do nothing."""

@@ -99,5 +99,4 @@ def elf_file(
         version_definitions=(),
         undefined=(),
         defined=packed_symbols(DefinedSymbol(name=name) for name in exports),
-        features=(),
     )

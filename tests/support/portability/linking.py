@@ -72,7 +72,6 @@ def an_elf(
         version_definitions=tuple(versions),
         undefined=symbols,
         defined=packed_symbols(map(defined, gives)),
-        features=(),
         max_page_bytes=max_page_bytes,
         mappable_page_bytes=mappable_page_bytes,
         needs_executable_stack=needs_executable_stack,

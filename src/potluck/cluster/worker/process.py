@@ -7,7 +7,6 @@ unexpected happens. When an edge closes, it keeps its weights and waits for the 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -50,6 +49,7 @@ from potluck.engines.loading.load import LoadedStage
 from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
+from potluck.host.child_start import end_with
 from potluck.host.memory import resident_bytes
 from potluck.scheduling.frame_limits import edge_limits
 from potluck.types.quantities import format_seconds
@@ -57,7 +57,6 @@ from potluck.types.unit import Fault
 
 _log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 _FETCHING_REPORT_SECONDS = 0.25
 
 
@@ -299,6 +298,4 @@ def _stats(serving: Serving, busy_seconds: float) -> Stats:
 def _die_with_agent(agent_pid: int) -> None:
     """Let the kernel kill this process when the agent ends; exit if it already has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent_pid:
-        os._exit(1)
+    end_with(agent_pid)

@@ -13,7 +13,6 @@ from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import FileReport, HostReport, WheelReport
 from potluck.portability.checks.variant_properties import variant_findings
 from potluck.portability.cuda.findings import cuda_findings, is_tegra
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import feature_findings
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host, HostPython
@@ -32,7 +31,7 @@ from potluck.portability.linking.file_findings import (
     other_machine_finding,
 )
 from potluck.portability.linking.findings import LinkContext, link_findings
-from potluck.portability.linking.link import PYTHON, Link, Linker, Process
+from potluck.portability.linking.link import Link, Linker
 from potluck.portability.linking.opened_libraries import opened_library_findings
 from potluck.portability.wheels.misnamed_files import misnamed_finding
 from potluck.portability.wheels.tags import install_finding
@@ -170,14 +169,12 @@ def _suffixes(python: HostPython, machine: str) -> Iterator[str]:
 
 
 class HostCheck:
-    """Checks wheels on one host; one instance can check many. ``process`` describes the process
-    that opens their files: the Python interpreter by default.
-    """
+    """Checks wheels on one host; one instance can check many."""
 
-    def __init__(self, host: Host, process: Process = PYTHON) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
-        self._linker = Linker(host, process)
-        self._table = shipped_table()
+        self._linker = Linker(host)
+        self._is_tegra = is_tegra(host)
 
     def check(self, wheel: PreparedWheel) -> HostReport:
         """Return the report for a wheel on this host."""
@@ -188,12 +185,12 @@ class HostCheck:
         # Pure Python runs on every machine.
         is_meant = not wheel.machines or self.host.machine in wheel.machines
         if wheel.rules is not None and is_meant:
-            features = feature_findings(wheel.rules, wheel.build, self.host, self._table, found)
+            features = feature_findings(wheel.rules, wheel.build, self.host, found)
         refusal = None
         if distribution is not None:
             refusal = install_finding(distribution, self.host)
             variant = distribution.variant
-            of_variant = [*variant_findings(variant, self.host, self._table)] if variant else []
+            of_variant = [*variant_findings(variant, self.host)] if variant else []
             refusal = refusal or next(
                 (each for each in of_variant if each.severity is Severity.FATAL), None
             )
@@ -216,7 +213,7 @@ class HostCheck:
             host=self.host,
             required=wheel.required(self.host),
             label=wheel.label,
-            is_tegra=is_tegra(self.host, self._table),
+            is_tegra=self._is_tegra,
         )
         for each in wheel.needs.objects:
             if each.path not in links:
@@ -270,7 +267,7 @@ class HostCheck:
             roots = [each for each in wheel.tree if each.path in linkable]
             return {link.path: link for link in self._linker.link(wheel.tree, roots)}
 
-        return wheel.links.get((self._linker.depends_on, self.host.machine), link)
+        return wheel.links.get((self._linker.libraries.system, self.host.machine), link)
 
     def _refusals(self, needs: ObjectNeeds) -> tuple[Finding, ...]:
         """Return findings about a file alone, independent of what it is linked with."""
@@ -303,10 +300,10 @@ class HostCheck:
         """Return findings that matter at run time: libraries opened by name, CUDA, Python's ABI."""
         is_found = partial(self._is_found, wheel, needs.elf.machine)
         yield from opened_library_findings(
-            needs.opened, is_found, file=needs.path, is_tegra=is_tegra(self.host, self._table)
+            needs.opened, is_found, file=needs.path, is_tegra=self._is_tegra
         )
         if needs.cuda is not None:
-            yield from cuda_findings(needs.cuda, self.host, self._table, file=needs.path)
+            yield from cuda_findings(needs.cuda, self.host, file=needs.path)
         yield from wheel.abi_findings(self.host.python)[needs.path]
 
     def _is_found(self, wheel: PreparedWheel, machine: str, name: str) -> bool:

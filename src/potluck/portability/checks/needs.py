@@ -21,7 +21,6 @@ from potluck.errors import ElfError, NotLoadableError, WheelFileError
 from potluck.host.cache_folder import cache_path
 from potluck.host.private_files import replace_file
 from potluck.portability.cuda.fat_binary import CudaNeeds, read_cuda_needs
-from potluck.portability.cuda.table import CudaTable, shipped_table
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.features.findings import FileFacts, file_facts
@@ -92,7 +91,6 @@ def read_needs(path: Path) -> WheelNeeds:
 
 def package_needs(package: Package, file: str) -> WheelNeeds:
     """Return what the files of ``package`` need; ``file`` is its name."""
-    table = shipped_table()
     distribution = package.distribution
     rules = rules_for(distribution.name) if distribution else None
     objects: list[ObjectNeeds] = []
@@ -100,7 +98,7 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
     misnamed = list(package.misnamed_files())
     for name, data in package.elf_files():
         try:
-            objects.append(_read_object(name, data, rules, table))
+            objects.append(_read_object(name, data, rules))
         except NotLoadableError:
             if is_library_name(name):
                 misnamed.append(MisnamedFile(path=name, kind=FileKind.OBJECT))
@@ -121,11 +119,9 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
     )
 
 
-def _read_object(
-    name: str, data: bytes | mmap.mmap, rules: FeatureRules | None, table: CudaTable
-) -> ObjectNeeds:
+def _read_object(name: str, data: bytes | mmap.mmap, rules: FeatureRules | None) -> ObjectNeeds:
     elf = read_elf(data)
-    cuda = read_cuda_needs(elf, data, table)
+    cuda = read_cuda_needs(elf, data)
     return ObjectNeeds(
         path=name,
         elf=elf,
@@ -147,7 +143,7 @@ def _refuse(path: Path, broken: Sequence[BrokenObject]) -> None:
     )
 
 
-_FORMAT = 11
+_FORMAT = 12
 """Incremented whenever what is read, or how it is read, changes."""
 
 _MAX_FILES = 256

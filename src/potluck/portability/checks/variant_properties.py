@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.portability.cuda.findings import host_cuda
-from potluck.portability.cuda.table import CudaTable
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.x86_instructions import level_flags
@@ -88,12 +87,12 @@ class Namespace:
     rank: Callable[[str, str], Rank] = _by_name
 
 
-def host_namespaces(host: Host, table: CudaTable) -> Mapping[str, Namespace]:
+def host_namespaces(host: Host) -> Mapping[str, Namespace]:
     """Return the known namespaces by name, for one host."""
     return {
         "x86_64": _x86_64(host),
         "aarch64": _aarch64(host),
-        "nvidia": _nvidia(host, table),
+        "nvidia": _nvidia(host),
         "amd": _amd(host),
         "ascend": _absent_or_unknown(host, "ascend"),
         "intel": _absent_or_unknown(host, "intel"),
@@ -175,12 +174,12 @@ def _has_flag(host: Host, feature: str, value: str) -> bool | None:
     return False if is_name_known or is_listed or flag.startswith("avx") else None
 
 
-def _nvidia(host: Host, table: CudaTable) -> Namespace:
+def _nvidia(host: Host) -> Namespace:
     def has(feature: str, value: str) -> bool | None:
         has_none = host.is_complete and host.cuda_driver is None and host.tegra_release is None
         if feature == "sm_arch":
             return _runs_on_any(host, value) if host.gpus or has_none else None
-        cuda = host_cuda(host, table)
+        cuda = host_cuda(host)
         if not feature.startswith("cuda_version") or not _VERSION.fullmatch(value):
             return None
         if cuda is None:
@@ -279,9 +278,9 @@ def missing_properties(variant: Variant, namespaces: Mapping[str, Namespace]) ->
     return _MissingProperties(absent=tuple(absent), unknown=tuple(unknown))
 
 
-def variant_findings(variant: Variant, host: Host, table: CudaTable) -> Iterator[Finding]:
+def variant_findings(variant: Variant, host: Host) -> Iterator[Finding]:
     """Yield why installers do not choose the variant on ``host``, or what cannot be judged."""
-    missing = missing_properties(variant, host_namespaces(host, table))
+    missing = missing_properties(variant, host_namespaces(host))
     for wanted in missing.absent:
         yield Finding(
             code="other-variant",

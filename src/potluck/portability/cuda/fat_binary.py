@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from potluck.errors import FatBinaryError
-from potluck.portability.cuda.table import CudaTable, Numbers, dotted
+from potluck.portability.cuda.table import Numbers, dotted, shipped_table
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import ElfData
 from potluck.portability.elf.sections import section
@@ -178,7 +178,7 @@ class CudaNeeds:
     problem: str = ""
 
 
-def read_cuda_needs(elf: ElfFile, data: ElfData, table: CudaTable) -> CudaNeeds | None:
+def read_cuda_needs(elf: ElfFile, data: ElfData) -> CudaNeeds | None:
     """Return what ``data``, from which ``elf`` was read, needs of CUDA; None if it does not use
     CUDA.
 
@@ -189,7 +189,7 @@ def read_cuda_needs(elf: ElfFile, data: ElfData, table: CudaTable) -> CudaNeeds 
     uses_driver = bool(modules) or any(map(_DRIVER_USERS.fullmatch, elf.needed))
     if not uses_driver and not problem and not libraries:
         return None
-    traces = [_compiler(data), *_written(modules, table), *map(_linked, libraries)]
+    traces = [_compiler(data), *_written(modules), *map(_linked, libraries)]
     # The library that linked the others is at least as new as they are.
     toolkit, evidence = max(traces, key=lambda trace: trace[0])
     return CudaNeeds(
@@ -219,12 +219,12 @@ def _compiler(data: ElfData) -> tuple[Numbers, str]:
     return version, "version of the compiler in it" if version else ""
 
 
-def _written(modules: tuple[GpuModule, ...], table: CudaTable) -> Iterator[tuple[Numbers, str]]:
+def _written(modules: tuple[GpuModule, ...]) -> Iterator[tuple[Numbers, str]]:
     """Return the version of the PTX in it."""
     codes = (code for module in modules for code in module.codes)
     versions = {code.version for code in codes if code.kind is CodeKind.PTX}
     for version in versions:
-        if cuda := table.cuda_of_ptx(version):
+        if cuda := shipped_table().cuda_of_ptx(version):
             yield cuda, f"its PTX is of version {dotted(version)}"
 
 

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 
 from potluck.portability.cuda.fat_binary import CodeKind, CudaNeeds, GpuCode, GpuModule
-from potluck.portability.cuda.table import CudaTable, Numbers, dotted, numbers
+from potluck.portability.cuda.table import Numbers, dotted, numbers, shipped_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host, HostGpu
 
@@ -26,25 +26,16 @@ class GpuCompatibility(enum.IntEnum):
     YES = 2
 
 
-def module_compatibility(
-    module: GpuModule, capability: tuple[int, int], cuda: tuple[int, int] | None, table: CudaTable
-) -> GpuCompatibility:
-    """Return whether one of its codes runs on a GPU of ``capability`` with a driver that supports
-    ``cuda``.
-    """
-    return max(code_compatibility(code, capability, cuda, table) for code in module.codes)
-
-
 def code_compatibility(
-    code: GpuCode, capability: tuple[int, int], cuda: tuple[int, int] | None, table: CudaTable
+    code: GpuCode, capability: tuple[int, int], cuda: tuple[int, int] | None
 ) -> GpuCompatibility:
-    """Return the same for one code. PTX is not guaranteed to work if the driver's version is
-    unknown.
+    """Return whether a code runs on a GPU of ``capability`` with a driver that supports ``cuda``.
+    PTX is not guaranteed to work if the driver's version is unknown.
     """
     if code.kind is CodeKind.PTX:
         if code.capability > capability:
             return GpuCompatibility.NO
-        compiles = table.compiles(cuda, code.version) if cuda is not None else None
+        compiles = shipped_table().compiles(cuda, code.version) if cuda is not None else None
         return {
             True: GpuCompatibility.YES,
             False: GpuCompatibility.NO,
@@ -56,7 +47,7 @@ def code_compatibility(
         return GpuCompatibility.YES
     if code.capability[0] != capability[0] or code.capability[1] > capability[1]:
         return GpuCompatibility.NO
-    if table.is_tegra(code.capability) or table.is_tegra(capability):
+    if shipped_table().is_tegra(code.capability) or shipped_table().is_tegra(capability):
         return GpuCompatibility.NOT_GUARANTEED
     return GpuCompatibility.YES
 
@@ -81,7 +72,7 @@ class ArmTarget(enum.Enum):
     JETSON = enum.auto()
 
 
-def _arm_target(modules: Iterable[GpuModule], table: CudaTable) -> ArmTarget | None:
+def _arm_target(modules: Iterable[GpuModule]) -> ArmTarget | None:
     """Return the only target of GPU code; None if it has code for both, or none at all.
 
     Code for a Tegra with one target for both, such as Thor, tells neither.
@@ -92,14 +83,14 @@ def _arm_target(modules: Iterable[GpuModule], table: CudaTable) -> ArmTarget | N
         for code in module.codes
         if code.kind is not CodeKind.OTHER
     }
-    of_jetson = {each for each in found if dotted(each) in table.arm_builds.jetson}
-    if not found or (of_jetson and not all(map(table.is_tegra, found))):
+    of_jetson = {each for each in found if dotted(each) in shipped_table().arm_builds.jetson}
+    if not found or (of_jetson and not all(map(shipped_table().is_tegra, found))):
         return None
     return ArmTarget.JETSON if of_jetson else ArmTarget.SERVERS
 
 
 def _other_target_finding(
-    needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
+    needs: CudaNeeds, host: Host, file: str, cuda: tuple[int, int] | None
 ) -> Finding | None:
     """Return the finding about GPU code for servers on a Jetson, or for Jetson on a host with other
     GPUs; None if the code is for this host, or if that is unknown.
@@ -111,24 +102,28 @@ def _other_target_finding(
     Grace or Ampere Altra with a GPU, and Jetson Linux (L4T). Wheels for both have the same tags. A
     file does not name its target, but the GPUs that it has code for tell it.
     """
-    target = _arm_target(needs.modules, table)
+    target = _arm_target(needs.modules)
     is_too_new = bool(cuda and needs.toolkit and cuda[0] < needs.toolkit[0])
     if host.machine != "aarch64" or target is None or is_too_new:
         return None
     release = host.tegra_release or ()
     # An IGX board may have a discrete GPU, too, which runs code for servers.
-    has_tegra = is_tegra(host, table)
-    is_jetson = has_tegra and all(map(table.is_tegra, _capabilities(host)))
-    if is_jetson and target is ArmTarget.SERVERS and table.has_own_arm_builds(release, cuda):
+    has_tegra = is_tegra(host)
+    is_jetson = has_tegra and all(map(shipped_table().is_tegra, _capabilities(host)))
+    if (
+        is_jetson
+        and target is ArmTarget.SERVERS
+        and shipped_table().has_own_arm_builds(release, cuda)
+    ):
         difference = "is a Jetson, but this file's GPU code was built for ARM servers (SBSA)"
-        fix = _jetson_fix(host, table)
+        fix = _jetson_fix(host)
     elif not has_tegra and target is ArmTarget.JETSON and _capabilities(host):
         difference = "is not a Jetson, but this file's GPU code was built for Jetson (L4T)"
         fix = "use the build for ARM servers (SBSA), or build it from source"
     else:
         return None
     # The driver compiles PTX itself, which is the same for both.
-    is_compiled = all(_is_compiled(each, host, table, cuda) for each in needs.modules)
+    is_compiled = all(_is_compiled(each, host, cuda) for each in needs.modules)
     return Finding(
         code="other-arm-target",
         severity=Severity.LIKELY if is_compiled else Severity.LIMIT,
@@ -139,17 +134,17 @@ def _other_target_finding(
     )
 
 
-def _is_compiled(
-    module: GpuModule, host: Host, table: CudaTable, cuda: tuple[int, int] | None
-) -> bool:
+def _is_compiled(module: GpuModule, host: Host, cuda: tuple[int, int] | None) -> bool:
     """Return whether the driver may compile a module's PTX for every GPU of the host; if they are
     unknown, for the newest of Jetsons.
     """
-    capabilities: Sequence[Numbers] = _capabilities(host) or [numbers(table.arm_builds.jetson[-1])]
+    capabilities: Sequence[Numbers] = _capabilities(host) or [
+        numbers(shipped_table().arm_builds.jetson[-1])
+    ]
     ptx = [code for code in module.codes if code.kind is CodeKind.PTX]
     return all(
         any(
-            code_compatibility(code, (major, minor), cuda, table) is not GpuCompatibility.NO
+            code_compatibility(code, (major, minor), cuda) is not GpuCompatibility.NO
             for code in ptx
         )
         for major, minor in capabilities
@@ -160,8 +155,8 @@ def _capabilities(host: Host) -> list[tuple[int, int]]:
     return sorted({each.compute_capability for each in host.gpus if each.compute_capability})
 
 
-def _jetson_fix(host: Host, table: CudaTable) -> str:
-    jetpack = table.jetpack_of(host.tegra_release or (), host.cuda_driver)
+def _jetson_fix(host: Host) -> str:
+    jetpack = shipped_table().jetpack_of(host.tegra_release or (), host.cuda_driver)
     named = f"JetPack {jetpack.version.partition('.')[0]}" if jetpack else "its JetPack"
     wanted = ", ".join("sm_{}{}".format(*each) for each in _capabilities(host))
     return (
@@ -170,15 +165,13 @@ def _jetson_fix(host: Host, table: CudaTable) -> str:
     )
 
 
-def cuda_findings(
-    needs: CudaNeeds, host: Host, table: CudaTable, *, file: str
-) -> Iterator[Finding]:
+def cuda_findings(needs: CudaNeeds, host: Host, *, file: str) -> Iterator[Finding]:
     """Yield what GPU code the library ``file`` has, and what keeps it from running on ``host``."""
     if needs.toolkit or needs.modules:
         yield Finding(
             code="cuda-build",
             severity=Severity.NOTE,
-            message=_description(needs, table, is_tegra(host, table)),
+            message=_description(needs, is_tegra(host)),
             file=file,
         )
     if needs.problem:
@@ -191,10 +184,10 @@ def cuda_findings(
         )
     if not needs.uses_driver:
         return
-    cuda = host_cuda(host, table)
-    if is_tegra(host, table):
-        yield from _jetson_findings(needs, host, table, file, cuda)
-        yield from _code_findings(needs, host, table, file, cuda)
+    cuda = host_cuda(host)
+    if is_tegra(host):
+        yield from _jetson_findings(needs, host, file, cuda)
+        yield from _code_findings(needs, host, file, cuda)
         return
     if cuda is None and host.cuda_driver is None:
         yield Finding(
@@ -205,18 +198,18 @@ def cuda_findings(
             file=file,
             library="libcuda.so.1",
             feature=FEATURE,
-            fix=_install_driver(needs, table),
+            fix=_install_driver(needs),
         )
         return
-    yield from _driver_findings(needs, host, table, file, cuda)
-    yield from _code_findings(needs, host, table, file, cuda)
+    yield from _driver_findings(needs, host, file, cuda)
+    yield from _code_findings(needs, host, file, cuda)
 
 
-def _description(needs: CudaNeeds, table: CudaTable, is_for_tegra: bool) -> str:
+def _description(needs: CudaNeeds, is_for_tegra: bool) -> str:
     parts = []
     if needs.toolkit:
-        driver = least_driver(needs.toolkit, table)
-        jetpack = table.jetpack_for(needs.toolkit)
+        driver = least_driver(needs.toolkit)
+        jetpack = shipped_table().jetpack_for(needs.toolkit)
         wants = f", which requires driver {driver} or newer" if driver else ""
         if is_for_tegra:
             wants = f", which requires JetPack {jetpack.version} or newer" if jetpack else ""
@@ -227,39 +220,39 @@ def _description(needs: CudaNeeds, table: CudaTable, is_for_tegra: bool) -> str:
     return "; ".join(parts)
 
 
-def least_driver(toolkit: Numbers, table: CudaTable) -> str:
+def least_driver(toolkit: Numbers) -> str:
     """Return the Linux driver that programs built with a toolkit require; empty if it is not in the
     table.
     """
-    generation = table.generation_of(toolkit)
+    generation = shipped_table().generation_of(toolkit)
     return generation.least_driver if generation else ""
 
 
-def host_cuda(host: Host, table: CudaTable) -> tuple[int, int] | None:
+def host_cuda(host: Host) -> tuple[int, int] | None:
     """Return the newest CUDA that the host's driver supports: as the driver reports, or derived
     from its version, or on a Jetson from its JetPack. None if that is unknown or older than the
     table.
     """
     if host.cuda_version is not None:
         return host.cuda_version
-    if is_tegra(host, table):
-        jetpack = table.jetpack_of(host.tegra_release or (), host.cuda_driver)
+    if is_tegra(host):
+        jetpack = shipped_table().jetpack_of(host.tegra_release or (), host.cuda_driver)
         if jetpack is None:
             return None
         major, minor = numbers(jetpack.cuda)
         return major, minor
-    return None if host.cuda_driver is None else table.cuda_of_driver(host.cuda_driver)
+    return None if host.cuda_driver is None else shipped_table().cuda_of_driver(host.cuda_driver)
 
 
-def is_tegra(host: Host, table: CudaTable) -> bool:
+def is_tegra(host: Host) -> bool:
     """Return whether the host is a Jetson, or another Tegra."""
     if host.tegra_release is not None:
         return True
-    return any(map(table.is_tegra, _capabilities(host)))
+    return any(map(shipped_table().is_tegra, _capabilities(host)))
 
 
 def _driver_findings(
-    needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
+    needs: CudaNeeds, host: Host, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
     if not needs.toolkit:
         return
@@ -276,11 +269,10 @@ def _driver_findings(
             file=file,
             library="libcuda.so.1",
             feature=FEATURE,
-            fix=_install_driver(needs, table)
-            + (f", or use a build for CUDA {cuda[0]}" if cuda else ""),
+            fix=_install_driver(needs) + (f", or use a build for CUDA {cuda[0]}" if cuda else ""),
         )
     elif len(needs.toolkit) == 2 and cuda < needs.toolkit:
-        own = table.driver_of(needs.toolkit)
+        own = shipped_table().driver_of(needs.toolkit)
         yield Finding(
             code="limited-cuda-driver",
             severity=Severity.NOTE,
@@ -294,14 +286,14 @@ def _driver_findings(
 
 
 def _jetson_findings(
-    needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
+    needs: CudaNeeds, host: Host, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
     """Return what the driver of a Jetson, which is a part of JetPack, does not support."""
     if not needs.toolkit:
         return
-    jetpack = table.jetpack_of(host.tegra_release or (), host.cuda_driver)
+    jetpack = shipped_table().jetpack_of(host.tegra_release or (), host.cuda_driver)
     named = f" (JetPack {jetpack.version})" if jetpack else ""
-    wanted = table.jetpack_for(needs.toolkit)
+    wanted = shipped_table().jetpack_for(needs.toolkit)
     update = f"JetPack {wanted.version} or newer" if wanted else "a newer JetPack"
     if cuda is None:
         yield Finding(
@@ -346,30 +338,30 @@ def _jetson_findings(
         )
 
 
-def _install_driver(needs: CudaNeeds, table: CudaTable) -> str:
-    driver = least_driver(needs.toolkit, table) if needs.toolkit else ""
+def _install_driver(needs: CudaNeeds) -> str:
+    driver = least_driver(needs.toolkit) if needs.toolkit else ""
     return f"install NVIDIA driver {driver} or newer" if driver else "install the NVIDIA driver"
 
 
 def _code_findings(
-    needs: CudaNeeds, host: Host, table: CudaTable, file: str, cuda: tuple[int, int] | None
+    needs: CudaNeeds, host: Host, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
-    other = _other_target_finding(needs, host, table, file, cuda)
+    other = _other_target_finding(needs, host, file, cuda)
     if other is not None:
         yield other
         return
     for gpu in dict.fromkeys(host.gpus):
-        yield from _gpu_findings(needs, gpu, table, file, cuda)
+        yield from _gpu_findings(needs, gpu, file, cuda)
 
 
 def _gpu_findings(
-    needs: CudaNeeds, gpu: HostGpu, table: CudaTable, file: str, cuda: tuple[int, int] | None
+    needs: CudaNeeds, gpu: HostGpu, file: str, cuda: tuple[int, int] | None
 ) -> Iterator[Finding]:
     capability = gpu.compute_capability
     if capability is None:
         return
     results = {
-        module: module_compatibility(module, capability, cuda, table)
+        module: max(code_compatibility(code, capability, cuda) for code in module.codes)
         for module in needs.modules
         if any(code.kind is not CodeKind.OTHER for code in module.codes)
     }
@@ -391,7 +383,7 @@ def _gpu_findings(
             ),
             file=file,
             feature=FEATURE,
-            fix=_other_build(capability, table),
+            fix=_other_build(capability),
         )
     elif GpuCompatibility.NOT_GUARANTEED in results.values():
         yield Finding(
@@ -406,9 +398,11 @@ def _gpu_findings(
         )
 
 
-def _other_build(capability: tuple[int, int], table: CudaTable) -> str:
+def _other_build(capability: tuple[int, int]) -> str:
     supporting = [
-        row.major for row in table.generation if numbers(row.oldest_capability) <= capability
+        row.major
+        for row in shipped_table().generation
+        if numbers(row.oldest_capability) <= capability
     ]
     if not supporting:
         return ""

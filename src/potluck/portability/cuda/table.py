@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import tomllib
-from importlib import resources
 
 import msgspec
+
+from potluck.portability.shipped_toml import read_toml
 
 Numbers = tuple[int, ...]
 """A version as a tuple of numbers, which compares like the version."""
@@ -205,12 +205,7 @@ def dotted(version: Numbers) -> str:
     return ".".join(map(str, version))
 
 
-def parse_table(text: str) -> CudaTable:
-    """Parse a table from TOML. Raise ``ValueError``, which says what is wrong and where."""
-    return msgspec.convert(tomllib.loads(text), CudaTable)
-
-
 @functools.cache
 def shipped_table() -> CudaTable:
     """Return the table in this package; it is read at the first use."""
-    return parse_table(resources.files(__package__).joinpath("cuda.toml").read_text("utf-8"))
+    return read_toml(__package__, "cuda.toml", CudaTable)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
-import numpy.typing as npt
-
 from potluck.errors import ElfError
 from potluck.portability.elf.file import VersionNeed
-from potluck.portability.elf.image import PT_DYNAMIC, ElfData, ElfImage, release_pages
+from potluck.portability.elf.image import PT_DYNAMIC, ElfData, ElfImage
 
 DT_NEEDED = 1
 DT_PLTRELSZ = 2
@@ -48,8 +47,6 @@ MAX_NAME_BYTES = 2**27
 names that are suffixes of each other could take the square of the file's size.
 """
 
-_NAMES_AT_ONCE = 2**13
-
 
 class StringTable:
     """A string table, with names by offset. Bytes that are not UTF-8 are written as backslash
@@ -80,12 +77,6 @@ class StringTable:
         self._take(end - start)
         return bytes(self._data[start:end]).decode("utf-8", "backslashreplace")
 
-    def texts(self, offsets: npt.NDArray[np.int64]) -> Iterator[str]:
-        """Return the names at ``offsets``. Raise ``ElfError`` if there is none."""
-        for first in range(0, len(offsets), _NAMES_AT_ONCE):
-            yield from map(self.text, offsets[first : first + _NAMES_AT_ONCE].tolist())
-            release_pages(self._data)
-
     def _take(self, num_bytes: int) -> None:
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
@@ -113,25 +104,40 @@ class Dynamic:
             raise ElfError(f"it does not say where {what} is")
         return self.entries[tag]
 
+    @property
+    def is_rpath(self) -> bool:
+        """Whether the search path is DT_RPATH, which counts only without DT_RUNPATH."""
+        return DT_RUNPATH not in self.entries and DT_RPATH in self.entries
+
+    def search_path(self) -> tuple[str, ...]:
+        """Return the elements of DT_RUNPATH, or else of DT_RPATH, that are not empty."""
+        path = self.text(DT_RPATH if self.is_rpath else DT_RUNPATH)
+        return tuple(each for each in path.split(":") if each)
+
+
+def read_words(image: ElfImage, data: bytes, *, has_8_bytes: bool = False) -> array[int]:
+    """Return the words of four or eight bytes that ``data`` of the file consists of."""
+    words = array("Q" if has_8_bytes else "I", data)
+    if (image.header.byte_order == "<") != (sys.byteorder == "little"):
+        words.byteswap()
+    return words
+
 
 def read_dynamic(image: ElfImage) -> Dynamic:
     """Read the dynamic segment and its string table. Raise ``ElfError`` if they are malformed."""
     segments = image.of_type(PT_DYNAMIC)
-    if not len(segments):
+    if not segments:
         return Dynamic(entries=MappingProxyType({}), needed=(), strings=StringTable(b"", 0, 0))
-    record = image.header.record(tag="address", value="address")
-    table = image.table(
-        record,
-        int(segments[0]["offset"]),
-        int(segments[0]["filesz"]) // record.itemsize,
-        "the dynamic segment",
-    )
-    nulls = np.flatnonzero(table["tag"] == _DT_NULL)
-    if len(nulls):
-        table = table[: nulls[0]]
-    if len(table) > _MAX_ENTRIES:
-        raise ElfError(f"the dynamic segment has {len(table)} entries")
-    tags, values = table["tag"].tolist(), table["value"].tolist()
+    is_64_bit = image.header.is_64_bit
+    num_bytes = segments[0].filesz & -(16 if is_64_bit else 8)
+    data = image.read(segments[0].offset, num_bytes, "the dynamic segment")
+    words = read_words(image, data, has_8_bytes=is_64_bit)
+    tags, values = words[::2], words[1::2]
+    if _DT_NULL in tags:
+        end = tags.index(_DT_NULL)
+        tags, values = tags[:end], values[:end]
+    if len(tags) > _MAX_ENTRIES:
+        raise ElfError(f"the dynamic segment has {len(tags)} entries")
     entries = dict(zip(tags, values, strict=True))
     names = (0, 0)
     if DT_STRTAB in entries:
@@ -161,41 +167,33 @@ of glibc 2.36 defines 38 versions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SymbolVersion:
-    """``library`` must define it; empty if the object itself does.
+class Versions:
+    """``by_index`` has a version for the version indexes of symbols, and the library that must
+    define it, empty if the object itself does; indexes without a version (0, 1, the base
+    definition) are absent.
 
     The format: Linux Standard Base Core 5.0, chapter 10.7 (symbol versioning). The tables are
     chains of records; like the dynamic linker, this follows them to their end and ignores the
     counts.
     """
 
-    version: str
-    library: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
-    """``by_index`` maps the version indexes of symbols; indexes without a version (0, 1, the base
-    definition) are absent.
-    """
-
     needs: tuple[VersionNeed, ...]
     definitions: tuple[str, ...]
-    by_index: Mapping[int, SymbolVersion]
+    by_index: Mapping[int, tuple[str, str]]
 
 
 def read_versions(image: ElfImage, dynamic: Dynamic) -> Versions:
     """Read both tables, in the order of the file. Raise ``ElfError`` if they are malformed."""
-    by_index: dict[int, SymbolVersion] = {}
-    definitions = []
-    for index, name in _definitions(image, dynamic):
-        definitions.append(name)
-        by_index[index] = SymbolVersion(version=name)
-    needs = []
-    for index, need in _needs(image, dynamic):
-        needs.append(need)
-        by_index[index] = SymbolVersion(version=need.version, library=need.library)
-    return Versions(needs=tuple(needs), definitions=tuple(definitions), by_index=by_index)
+    definitions = list(read_definitions(image, dynamic))
+    needs = list(_needs(image, dynamic))
+    return Versions(
+        needs=tuple(need for _, need in needs),
+        definitions=tuple(name for _, name in definitions),
+        by_index={
+            **{index: (name, "") for index, name in definitions},
+            **{index: (need.version, need.library) for index, need in needs},
+        },
+    )
 
 
 def _needs(image: ElfImage, dynamic: Dynamic) -> Iterator[tuple[int, VersionNeed]]:
@@ -222,7 +220,8 @@ def _needs(image: ElfImage, dynamic: Dynamic) -> Iterator[tuple[int, VersionNeed
             )
 
 
-def _definitions(image: ElfImage, dynamic: Dynamic) -> Iterator[tuple[int, str]]:
+def read_definitions(image: ElfImage, dynamic: Dynamic) -> Iterator[tuple[int, str]]:
+    """Yield the versions that the file defines, with their indexes, in the order of the file."""
     what = "the table of defined versions"
     if DT_VERDEF not in dynamic.entries:
         return

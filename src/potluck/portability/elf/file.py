@@ -39,8 +39,7 @@ class ElfFile:
     ``machine`` is the output of ``uname -m`` (``x86_64``, ``aarch64``), or ``EM_<number>``.
     ``search_path`` is DT_RUNPATH, or else DT_RPATH (``is_rpath``: needed libraries inherit it),
     with ``$ORIGIN`` not expanded; empty elements, which mean the current directory, are omitted.
-    ``features`` are those that the CPU must have according to notes (``x86-64-v3``). Symbols are in
-    the order of the file.
+    Symbols are in the order of the file.
 
     ``max_page_bytes`` is the largest page of a kernel that its segments are declared to be aligned
     for, and ``mappable_page_bytes`` the largest that their places allow, at most 64 KiB (0: it has
@@ -59,7 +58,6 @@ class ElfFile:
     version_definitions: tuple[str, ...]
     undefined: tuple[UndefinedSymbol, ...]
     defined: DefinedSymbols
-    features: tuple[str, ...]
     max_page_bytes: int = 0
     mappable_page_bytes: int = 0
     needs_executable_stack: bool = False

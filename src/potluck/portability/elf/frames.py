@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from potluck.errors import ElfError
 from potluck.portability.elf.image import PF_X, PT_LOAD, ElfImage
+from potluck.portability.elf.tables import loaded_table
 
 _PT_GNU_EH_FRAME = 0x6474E550
 
@@ -53,16 +54,16 @@ def read_functions(image: ElfImage) -> Functions:
 
 def _functions(image: ElfImage) -> Functions:
     headers = image.of_type(_PT_GNU_EH_FRAME)
-    if not len(headers):
+    if not headers:
         raise ElfError("it has no index of frames")
-    address = int(headers[0]["vaddr"])
+    address = headers[0].vaddr
     what = "the index of frames"
     if image.loaded(address, 4, what) != _HEADER:
         raise ElfError(f"{what} has another form")
     count = int.from_bytes(image.loaded(address + 8, 4, what), "little")
     if count > _MAX_FUNCTIONS:
         raise ElfError(f"{what} claims {count} functions")
-    pairs = image.loaded_table(_PAIR, address + 12, count, what)
+    pairs = loaded_table(image, _PAIR, address + 12, count, what)
     starts = pairs["start"].astype(np.int64) + address
     sizes = _sizes(image, pairs["frame"].astype(np.int64) + address, starts)
     offsets = _offsets(image, starts, sizes)
@@ -102,14 +103,13 @@ def _offsets(
     code.
     """
     offsets = np.full(len(starts), -1, dtype=np.int64)
-    segments = [each for each in image.of_type(PT_LOAD) if each["flags"] & PF_X]
+    segments = [each for each in image.of_type(PT_LOAD) if each.flags & PF_X]
     if len(segments) > _MAX_CODE_SEGMENTS:
         raise ElfError(f"it has {len(segments)} segments of code")
     for segment in segments:
-        start, num_bytes = int(segment["vaddr"]), int(segment["filesz"])
-        offset = int(segment["offset"])
-        if offset + num_bytes > len(image.data):
+        if segment.offset + segment.filesz > len(image.data):
             continue
-        is_here = (starts >= start) & (starts + sizes <= start + num_bytes)
-        offsets[is_here] = starts[is_here] - start + offset
+        end = segment.vaddr + segment.filesz
+        is_here = (starts >= segment.vaddr) & (starts + sizes <= end)
+        offsets[is_here] = starts[is_here] - segment.vaddr + segment.offset
     return offsets

@@ -5,6 +5,9 @@ copied when it is read, so no view of a mapped file outlives a call, and an erro
 not keep one open. Sections are not needed (``elf.sections`` reads them if they exist): like the
 dynamic linker, readers of the image use program headers alone.
 
+New machines without installed packages describe themselves with this, ``elf.dynamic`` and
+``elf.hash_table`` (``cluster.invitations``), so these import only the standard library.
+
 The format: System V Application Binary Interface, edition 4.1, and gABI's draft of 2013,
 chapters 4 and 5.
 """
@@ -14,19 +17,13 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple, TypeAlias
 
 from potluck.errors import ElfError, NotLoadableError
 from potluck.portability.elf.machines import machine_name
 
 ElfData: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """A whole file. A memoryview must be of bytes (``format`` ``B``)."""
-
-Table: TypeAlias = npt.NDArray[np.void]
-"""Records of the file, with the specification's names of fields without their prefix."""
 
 PT_LOAD = 1
 PT_DYNAMIC = 2
@@ -50,16 +47,27 @@ _HEADER = {
     False: "HHIIIIIHHHHHH",
     True: "HHIQQQIHHHHHH",
 }
-_SEGMENT_FIELDS = {
-    False: ("type", "offset", "vaddr", "paddr", "filesz", "memsz", "flags", "align"),
-    True: ("type", "flags", "offset", "vaddr", "paddr", "filesz", "memsz", "align"),
-}
+_SEGMENT = {False: "3I4x4I", True: "2I2Q8x3Q"}
 SMALLEST_PAGE_BYTES = 2**12
 """The smallest page size of any kernel: bytes in the same page of that size are mapped everywhere.
 """
 
 _MAX_SEGMENTS = 2**10
 """Files have about a dozen; each lookup of an address scans them."""
+
+_MAX_PATH_BYTES = 4096
+
+
+class Segment(NamedTuple):
+    """A program header without ``p_paddr``, with the specification's names of fields."""
+
+    type: int
+    flags: int
+    offset: int
+    vaddr: int
+    filesz: int
+    memsz: int
+    align: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,29 +89,14 @@ class ElfHeader:
             self.machine_number, is_64_bit=self.is_64_bit, byte_order=self.byte_order
         )
 
-    @property
-    def address(self) -> str:
-        """The type of an address or offset, for a NumPy record."""
-        return f"{self.byte_order}u{8 if self.is_64_bit else 4}"
-
-    def record(self, **fields: str) -> np.dtype[np.void]:
-        """Return the type of a record of ``fields``: ``u2``, ``u4`` … in this byte order, or
-        ``address``.
-        """
-        types = [
-            (name, self.address if kind == "address" else self.byte_order + kind)
-            for name, kind in fields.items()
-        ]
-        return np.dtype(types)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElfImage:
-    """A file with its program headers (``type``, ``offset``, ``vaddr``, ``filesz`` …)."""
+    """A file with its program headers."""
 
     data: ElfData
     header: ElfHeader
-    segments: Table
+    segments: tuple[Segment, ...]
 
     def read(self, offset: int, num_bytes: int, what: str) -> bytes:
         """Return a copy of these bytes. Raise ``ElfError`` if the file has fewer."""
@@ -114,14 +107,18 @@ class ElfImage:
         form = self.header.byte_order + layout
         return struct.unpack(form, self.read(offset, struct.calcsize(form), what))
 
-    def table(self, record: np.dtype[Any], offset: int, count: int, what: str) -> Any:
-        """Return ``count`` records (or numbers) from ``offset`` on."""
-        return np.frombuffer(self.read(offset, count * record.itemsize, what), dtype=record)
-
-    def of_type(self, segment_type: int) -> Table:
+    def of_type(self, segment_type: int) -> list[Segment]:
         """Return the program headers of this type, in the order of the file."""
-        found: Table = self.segments[self.segments["type"] == segment_type]
-        return found
+        return [each for each in self.segments if each.type == segment_type]
+
+    def interpreter(self) -> str:
+        """Return the path of the loader that the file names; empty without one."""
+        for segment in self.of_type(PT_INTERP):
+            if segment.filesz > _MAX_PATH_BYTES:
+                raise ElfError(f"the path of its interpreter has {segment.filesz} bytes")
+            path = self.read(segment.offset, segment.filesz, "the path of its interpreter")
+            return path.split(b"\0")[0].decode("utf-8", "backslashreplace")
+        return ""
 
     def locate(self, address: int, what: str) -> tuple[int, int]:
         """Return the file offset of the byte that is loaded at ``address``, and how many bytes
@@ -133,12 +130,11 @@ class ElfImage:
         run.
         """
         for segment in self.of_type(PT_LOAD):
-            start, num_bytes = int(segment["vaddr"]), int(segment["filesz"])
-            within = address - start
-            if 0 <= within < num_bytes:
-                offset = int(segment["offset"]) + within
-                end = start + num_bytes
-                if int(segment["memsz"]) <= num_bytes:
+            within = address - segment.vaddr
+            if 0 <= within < segment.filesz:
+                offset = segment.offset + within
+                end = segment.vaddr + segment.filesz
+                if segment.memsz <= segment.filesz:
                     end = -(-end // SMALLEST_PAGE_BYTES) * SMALLEST_PAGE_BYTES
                 return offset, min(end - address, len(self.data) - offset)
         raise ElfError(f"{what} is at {address:#x}, where no part of the file is loaded")
@@ -146,9 +142,9 @@ class ElfImage:
     def address(self, offset: int) -> int | None:
         """Return the address at which the byte at a file offset is loaded; None if it is not."""
         for segment in self.of_type(PT_LOAD):
-            within = offset - int(segment["offset"])
-            if 0 <= within < int(segment["filesz"]):
-                return int(segment["vaddr"]) + within
+            within = offset - segment.offset
+            if 0 <= within < segment.filesz:
+                return segment.vaddr + within
         return None
 
     def span(self, address: int, num_bytes: int, what: str) -> tuple[int, int]:
@@ -166,12 +162,6 @@ class ElfImage:
         """Return a copy of the bytes at an address. They must be in one segment."""
         start, end = self.span(address, num_bytes, what)
         return self.read(start, end - start, what)
-
-    def loaded_table(self, record: np.dtype[Any], address: int, count: int, what: str) -> Any:
-        """Return ``count`` records (or numbers) at an address."""
-        return np.frombuffer(
-            self.loaded(address, count * record.itemsize, what), dtype=record, count=count
-        )
 
 
 def read_bytes(data: ElfData, offset: int, num_bytes: int, what: str) -> bytes:
@@ -203,22 +193,16 @@ def open_image(data: ElfData) -> ElfImage:
         raise NotLoadableError(f"this is {_OTHER_TYPES[file_type]}, which cannot be loaded")
     if file_type not in (_ET_EXEC, _ET_DYN):
         raise ElfError(f"unknown file type {file_type}")
-    record = _segment_record(header)
+    row = struct.Struct(header.byte_order + _SEGMENT[header.is_64_bit])
     if num_segments > _MAX_SEGMENTS:
         raise ElfError(f"its header claims {num_segments} segments")
-    if num_segments and segment_bytes != record.itemsize:
-        raise ElfError(f"its program headers have {segment_bytes} bytes, not {record.itemsize}")
-    headers = read_bytes(
-        data, segment_offset, num_segments * record.itemsize, "the table of segments"
-    )
-    return ElfImage(data=data, header=header, segments=np.frombuffer(headers, dtype=record))
-
-
-def _segment_record(header: ElfHeader) -> np.dtype[np.void]:
-    words = ("type", "flags")
-    return header.record(
-        **{name: "u4" if name in words else "address" for name in _SEGMENT_FIELDS[header.is_64_bit]}
-    )
+    if num_segments and segment_bytes != row.size:
+        raise ElfError(f"its program headers have {segment_bytes} bytes, not {row.size}")
+    headers = read_bytes(data, segment_offset, num_segments * row.size, "the table of segments")
+    rows = row.iter_unpack(headers)
+    if not header.is_64_bit:  # where the flags come later
+        rows = ((each[0], each[5], *each[1:5], each[6]) for each in rows)
+    return ElfImage(data=data, header=header, segments=tuple(map(Segment._make, rows)))
 
 
 def _read_header(data: ElfData) -> tuple[ElfHeader, int, int, int, int]:

@@ -119,13 +119,12 @@ def x86_level(image: ElfImage) -> str:
 def _properties(image: ElfImage) -> Mapping[int, int]:
     """Return four-byte properties by type; those of several notes are combined."""
     segments = image.of_type(PT_GNU_PROPERTY)
-    if not len(segments):
+    if not segments:
         segments = image.of_type(PT_NOTE)
     properties: dict[int, int] = {}
     for segment in segments:
-        num_bytes = min(int(segment["filesz"]), _MAX_NOTE_BYTES)
-        data = image.read(int(segment["offset"]), num_bytes, "a note")
-        for description in _property_notes(image, data, 8 if segment["align"] == 8 else 4):
+        data = image.read(segment.offset, min(segment.filesz, _MAX_NOTE_BYTES), "a note")
+        for description in _property_notes(image, data, 8 if segment.align == 8 else 4):
             for kind, value in _entries(image, description):
                 properties[kind] = properties.get(kind, 0) | value
     return properties

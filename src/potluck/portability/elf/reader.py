@@ -10,13 +10,11 @@ It does not look for other files, nor simulate how a host would load this one: `
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
-from potluck.errors import ElfError
 from potluck.portability.elf.dynamic import (
     DF_STATIC_TLS,
     DT_FLAGS,
-    DT_RPATH,
-    DT_RUNPATH,
     DT_SONAME,
     Dynamic,
     read_dynamic,
@@ -26,20 +24,16 @@ from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import (
     PF_X,
     PT_GNU_STACK,
-    PT_INTERP,
     PT_LOAD,
     PT_TLS,
     SMALLEST_PAGE_BYTES,
     ElfData,
     ElfImage,
-    Table,
+    Segment,
     open_image,
 )
 from potluck.portability.elf.machines import EM_386, EM_X86_64
-from potluck.portability.elf.notes import x86_level
 from potluck.portability.elf.symbols import read_symbols
-
-_MAX_PATH_BYTES = 4096
 
 _LARGEST_PAGE_BYTES = 2**16
 """The largest page of Linux kernels on the machines that wheels exist for."""
@@ -56,21 +50,17 @@ def read_elf(data: ElfData) -> ElfFile:
     dynamic = read_dynamic(image)
     versions = read_versions(image, dynamic)
     symbols = read_symbols(image, dynamic, versions)
-    is_rpath = DT_RUNPATH not in dynamic.entries
-    search_path = dynamic.text(DT_RPATH if is_rpath else DT_RUNPATH)
-    level = x86_level(image)
     return ElfFile(
         machine=image.header.machine,
         soname=dynamic.text(DT_SONAME),
-        interpreter=_interpreter(image),
-        needed=tuple(dynamic.strings.text(offset) for offset in dynamic.needed),
-        search_path=tuple(path for path in search_path.split(":") if path),
-        is_rpath=is_rpath and DT_RPATH in dynamic.entries,
+        interpreter=image.interpreter(),
+        needed=tuple(map(dynamic.strings.text, dynamic.needed)),
+        search_path=dynamic.search_path(),
+        is_rpath=dynamic.is_rpath,
         version_needs=versions.needs,
         version_definitions=versions.definitions,
         undefined=symbols.undefined,
         defined=symbols.defined,
-        features=(level,) if level else (),
         max_page_bytes=_max_page_bytes(image),
         mappable_page_bytes=_mappable_page_bytes(image),
         needs_executable_stack=_needs_executable_stack(image),
@@ -78,21 +68,11 @@ def read_elf(data: ElfData) -> ElfFile:
     )
 
 
-def _interpreter(image: ElfImage) -> str:
-    for segment in image.of_type(PT_INTERP):
-        num_bytes = int(segment["filesz"])
-        if num_bytes > _MAX_PATH_BYTES:
-            raise ElfError(f"the path of its interpreter has {num_bytes} bytes")
-        path = image.read(int(segment["offset"]), num_bytes, "the path of its interpreter")
-        return path.split(b"\0")[0].decode("utf-8", "backslashreplace")
-    return ""
-
-
 def _max_page_bytes(image: ElfImage) -> int:
     """Return the largest page size, in bytes, that divides every segment's alignment. The
     linker of glibc before 2.35 refuses the file if the kernel's pages are larger.
     """
-    alignments = [int(segment["align"]) for segment in image.of_type(PT_LOAD)]
+    alignments = (each.align for each in image.of_type(PT_LOAD))
     return min((each & -each for each in alignments if each), default=0)
 
 
@@ -102,9 +82,9 @@ def _mappable_page_bytes(image: ElfImage) -> int:
     page, and segments with different permissions cannot share a page.
     """
     segments = image.of_type(PT_LOAD)
-    if not len(segments):
+    if not segments:
         return 0
-    moved = [abs(int(each["vaddr"]) - int(each["offset"])) for each in segments]
+    moved = (abs(each.vaddr - each.offset) for each in segments)
     page_bytes = min((each & -each for each in moved if each), default=_LARGEST_PAGE_BYTES)
     page_bytes = min(page_bytes, _LARGEST_PAGE_BYTES)
     while page_bytes > SMALLEST_PAGE_BYTES and _is_page_shared(segments, page_bytes):
@@ -112,12 +92,11 @@ def _mappable_page_bytes(image: ElfImage) -> int:
     return page_bytes
 
 
-def _is_page_shared(segments: Table, page_bytes: int) -> bool:
+def _is_page_shared(segments: Sequence[Segment], page_bytes: int) -> bool:
     """Return whether neighbors with different permissions have a page in common."""
     return any(
-        (int(before["vaddr"]) + max(int(before["memsz"]), 1) - 1) // page_bytes
-        >= int(after["vaddr"]) // page_bytes
-        and before["flags"] != after["flags"]
+        (before.vaddr + max(before.memsz, 1) - 1) // page_bytes >= after.vaddr // page_bytes
+        and before.flags != after.flags
         for before, after in itertools.pairwise(segments)
     )
 
@@ -127,11 +106,11 @@ def _needs_executable_stack(image: ElfImage) -> bool:
     ``sysdeps/x86_64/stackinfo.h``) and not executable on other machines.
     """
     for segment in image.of_type(PT_GNU_STACK):
-        return bool(segment["flags"] & PF_X)
+        return bool(segment.flags & PF_X)
     return image.header.machine_number in (EM_386, EM_X86_64)
 
 
 def _static_tls_bytes(image: ElfImage, dynamic: Dynamic) -> int:
     if not dynamic.entries.get(DT_FLAGS, 0) & DF_STATIC_TLS:
         return 0
-    return sum(int(segment["memsz"]) for segment in image.of_type(PT_TLS))
+    return sum(segment.memsz for segment in image.of_type(PT_TLS))

@@ -22,6 +22,7 @@ from potluck.portability.elf.image import (
     open_image,
     release_pages,
 )
+from potluck.portability.elf.tables import read_table, record_type
 
 _SHT_NULL = 0
 _SHT_NOBITS = 8
@@ -106,27 +107,30 @@ def code_ranges(image: ElfImage, *, alignment: int = 1) -> tuple[tuple[int, int]
         for each in read_sections(image)
         if each.is_loaded and each.is_code
     ]
-    if not ranges:
-        ranges = [
-            (int(each["offset"]), int(each["offset"]) + int(each["filesz"]))
-            for each in image.of_type(PT_LOAD)
-            if each["flags"] & PF_X
-        ]
+    ranges = ranges or _segment_ranges(image, PF_X, PF_X)
     size = len(image.data)
     return tuple(
         (-(-start // alignment) * alignment, min(end, size)) for start, end in joined_ranges(ranges)
     )
 
 
+def _segment_ranges(image: ElfImage, mask: int, flags: int) -> list[tuple[int, int]]:
+    return [
+        (each.offset, each.offset + each.filesz)
+        for each in image.of_type(PT_LOAD)
+        if each.flags & mask == flags
+    ]
+
+
 def _sections(image: ElfImage) -> tuple[Section, ...]:
     header = image.header
-    record = header.record(**_FIELDS)
+    record = record_type(header, **_FIELDS)
     if not header.section_offset:
         return ()
     if header.section_bytes != record.itemsize:
         raise ElfError(f"its section headers have {header.section_bytes} bytes")
     what = "the table of sections"
-    first = image.table(record, header.section_offset, 1, what)[0]
+    first = read_table(image, record, header.section_offset, 1, what)[0]
     # Numbers that do not fit in the header are in the first section header.
     count = header.num_sections or int(first["size"])
     names_index = int(
@@ -136,7 +140,7 @@ def _sections(image: ElfImage) -> tuple[Section, ...]:
         raise ElfError(f"its header claims {count} sections")
     if names_index >= count:
         raise ElfError(f"the names of its {count} sections would be in section {names_index}")
-    table = image.table(record, header.section_offset, count, what)
+    table = read_table(image, record, header.section_offset, count, what)
     names = image.read(
         int(table[names_index]["offset"]), int(table[names_index]["size"]), "the names of sections"
     )
@@ -216,12 +220,7 @@ def _constants(image: ElfImage) -> tuple[tuple[int, int], ...]:
         if each.is_loaded and not each.is_code and each.name.startswith(_CONSTANTS)
     ]
     for flags in (PF_R, PF_R | PF_X):
-        if not ranges:
-            ranges = [
-                (int(each["offset"]), int(each["offset"]) + int(each["filesz"]))
-                for each in image.of_type(PT_LOAD)
-                if each["flags"] & (PF_R | PF_W | PF_X) == flags
-            ]
+        ranges = ranges or _segment_ranges(image, PF_R | PF_W | PF_X, flags)
     return tuple(joined_ranges(ranges))
 
 

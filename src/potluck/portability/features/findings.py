@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from potluck.portability.cuda.fat_binary import CudaNeeds
 from potluck.portability.cuda.findings import host_cuda, is_tegra
-from potluck.portability.cuda.table import CudaTable, dotted
+from potluck.portability.cuda.table import dotted
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import ElfData
 from potluck.portability.features.rules import Conditions, FeatureRules, Rule
@@ -77,7 +77,6 @@ def feature_findings(
     rules: FeatureRules,
     build: Build,
     host: Host,
-    table: CudaTable,
     findings: Iterable[Finding],
 ) -> tuple[Finding, ...]:
     """Return what follows from the rules for ``build`` on ``host``, in the order of the rules.
@@ -87,8 +86,8 @@ def feature_findings(
     case = _Case(
         build=build,
         host=host,
-        cuda=host_cuda(host, table),
-        is_tegra=is_tegra(host, table),
+        cuda=host_cuda(host),
+        is_tegra=is_tegra(host),
         failing=frozenset(each.file for each in findings if each.severity is Severity.FATAL),
     )
     return tuple(_finding(rule, case) for rule in rules.rule if case.holds(rule.when))

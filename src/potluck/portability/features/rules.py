@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import functools
 import string
-import tomllib
 from importlib import resources
 from typing import Literal
 
@@ -55,6 +54,7 @@ from packaging.utils import canonicalize_name
 
 from potluck.portability.cuda.table import Document
 from potluck.portability.finding import Severity
+from potluck.portability.shipped_toml import read_toml
 
 PLACEHOLDERS = frozenset({"version", "toolkit", "driver", "cuda", "gpus", "missing"})
 
@@ -148,11 +148,6 @@ class FeatureRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"rules twice: {', '.join(sorted(repeated))}")
 
 
-def parse_rules(text: str) -> FeatureRules:
-    """Parse rules from TOML. Raise ``ValueError``, which says what is wrong and where."""
-    return msgspec.convert(tomllib.loads(text), FeatureRules)
-
-
 def rule_files() -> tuple[str, ...]:
     """Return the distributions that have rules, in alphabetical order."""
     folder = resources.files(__package__)
@@ -171,5 +166,4 @@ def rules_for(distribution: str) -> FeatureRules | None:
 def _shipped_rules(name: str) -> FeatureRules | None:
     if name not in rule_files():
         return None
-    file = resources.files(__package__).joinpath(f"{name}.toml")
-    return parse_rules(file.read_text("utf-8"))
+    return read_toml(__package__, f"{name}.toml", FeatureRules)

@@ -10,7 +10,6 @@ import base64
 import binascii
 import difflib
 import functools
-import tomllib
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from potluck.portability.hosts.symbol_set import (
     found_symbols,
     plain_symbol_set,
 )
+from potluck.portability.shipped_toml import read_toml
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -144,10 +144,6 @@ class _Alias(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     page_bytes: int | None = None
 
 
-class _Aliases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    aliases: dict[_Text, _Alias]
-
-
 @functools.cache
 def shipped_hosts() -> Mapping[str, str]:
     """Return the names that ``load_shipped_host`` accepts, each with the file that it is
@@ -210,5 +206,4 @@ def _shared_symbols() -> SharedSymbols:
 
 @functools.cache
 def _aliases() -> Mapping[str, _Alias]:
-    text = (resources.files(__package__) / "data/aliases.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), _Aliases).aliases
+    return read_toml(__package__, "data/aliases.toml", dict[str, dict[_Text, _Alias]])["aliases"]

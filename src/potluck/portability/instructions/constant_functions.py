@@ -21,10 +21,11 @@ from typing import Self
 import numpy as np
 
 from potluck.errors import ElfError
-from potluck.portability.elf.image import ElfData, ElfHeader, ElfImage, Table, open_image
+from potluck.portability.elf.image import ElfData, ElfHeader, ElfImage, open_image
 from potluck.portability.elf.machines import EM_AARCH64, EM_X86_64
 from potluck.portability.elf.sections import read_sections
 from potluck.portability.elf.symbols import SYMBOL_FIELDS
+from potluck.portability.elf.tables import Table, read_table, record_type
 
 _LONGEST = 32
 """Number of bytes that are examined: the longest form below has 19."""
@@ -78,12 +79,12 @@ class _SymbolTables:
         """Return empty tables if there are none, or if the file has 32 bits."""
         copies = {each.name: each for each in reversed(read_sections(image))}
         symbols, names = copies.get(".dynsym"), copies.get(".dynstr")
-        record = image.header.record(**SYMBOL_FIELDS[True])
+        record = record_type(image.header, **SYMBOL_FIELDS[True])
         if symbols is None or names is None or not image.header.is_64_bit:
             return cls(symbols=np.zeros(0, dtype=record), names=b"")
         count = symbols.num_bytes // record.itemsize
         return cls(
-            symbols=image.table(record, symbols.offset, count, "the dynamic symbols"),
+            symbols=read_table(image, record, symbols.offset, count, "the dynamic symbols"),
             names=image.read(names.offset, names.num_bytes, "the names of dynamic symbols"),
         )
 

@@ -10,10 +10,8 @@ code for newer CPUs at run time, so its requirements may remain unknown.
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -32,9 +30,11 @@ from potluck.portability.elf.notes import (
     x86_level,
 )
 from potluck.portability.elf.sections import code_ranges
+from potluck.portability.elf.tables import read_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.x86_instructions import level_flags, variant_flags, x86_code
+from potluck.portability.shipped_toml import read_toml
 
 ILLEGAL_INSTRUCTION = "illegal-instruction"
 """The file loads, but the process that runs its code ends."""
@@ -73,10 +73,6 @@ class _Instruction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     value: _Word
 
 
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    instruction: tuple[_Instruction, ...]
-
-
 def arm64_flags(image: ElfImage) -> frozenset[str]:
     """Return the flags of ``/proc/cpuinfo`` for the extensions found; none for other machines.
 
@@ -92,7 +88,7 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
     for start, end in code_ranges(image, alignment=4):
         for position in range(start, end - 3, CODE_BLOCK_BYTES):
             num_words = min(end - position, CODE_BLOCK_BYTES) // 4
-            words = image.table(np.dtype("<u4"), position, num_words, "code")
+            words = read_table(image, np.dtype("<u4"), position, num_words, "code")
             for flag, rows in list(not_found.items()):
                 if any(np.any(words & row.mask == row.value) for row in rows):
                     del not_found[flag]
@@ -101,10 +97,9 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
 
 @functools.cache
 def _instructions() -> Mapping[str, tuple[_Instruction, ...]]:
-    file = resources.files(__package__).joinpath("arm64_instructions.toml")
-    table = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Table)
+    form = dict[str, tuple[_Instruction, ...]]
     by_flag: dict[str, tuple[_Instruction, ...]] = {}
-    for row in table.instruction:
+    for row in read_toml(__package__, "arm64_instructions.toml", form)["instruction"]:
         by_flag[row.flag] = (*by_flag.get(row.flag, ()), row)
     return by_flag
 

@@ -19,6 +19,7 @@ import numpy as np
 from potluck.portability.elf.image import ElfData, ElfImage, open_image
 from potluck.portability.elf.machines import EM_AARCH64
 from potluck.portability.elf.sections import code_ranges, find_constant
+from potluck.portability.elf.tables import read_table
 from potluck.portability.instructions.cpu_needs import CODE_BLOCK_BYTES
 
 _MESSAGE = b"<jemalloc>: Unsupported system page size"
@@ -132,4 +133,4 @@ def _address(image: ElfImage, offset: int) -> int | None:
 
 
 def _words(image: ElfImage, start: int, end: int) -> Any:
-    return image.table(_WORD, start, max(0, end - start) // 4, "code")
+    return read_table(image, _WORD, start, max(0, end - start) // 4, "code")

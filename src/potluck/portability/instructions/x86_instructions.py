@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
@@ -40,6 +38,7 @@ from potluck.portability.instructions.x86_lengths import (
     instruction_starts,
     is_legacy_prefix,
 )
+from potluck.portability.shipped_toml import read_toml
 
 _BLOCK_BYTES = 2**21
 """Code that is examined at a time: about 40 MB of memory, and 0.15 s."""
@@ -96,8 +95,7 @@ class _LevelsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 @functools.cache
 def _levels_table() -> _LevelsTable:
-    file = resources.files(__package__).joinpath("cpu_levels.toml")
-    return msgspec.convert(tomllib.loads(file.read_text("utf-8")), _LevelsTable)
+    return read_toml(__package__, "cpu_levels.toml", _LevelsTable)
 
 
 @functools.cache
@@ -139,10 +137,6 @@ class _Instruction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     form: Literal["legacy", "vex"] = "legacy"
     prefix: tuple[Annotated[int, msgspec.Meta(ge=0, le=3)], ...] = (0, 1, 2, 3)
     long: bool = False
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    instruction: tuple[_Instruction, ...]
 
 
 def x86_code(image: ElfImage, imports: Iterable[str] = ()) -> X86Code:
@@ -332,10 +326,9 @@ def _is_throughout(num_new: int, num_old: int) -> bool:
 @functools.cache
 def _tables() -> Mapping[str, npt.NDArray[np.bool_]]:
     """Return for each flag which instructions it stands for."""
-    file = resources.files(__package__).joinpath("x86_instructions.toml")
-    table = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Table)
+    form = dict[str, tuple[_Instruction, ...]]
     tables: dict[str, npt.NDArray[np.bool_]] = {}
-    for row in table.instruction:
+    for row in read_toml(__package__, "x86_instructions.toml", form)["instruction"]:
         where = tables.setdefault(row.flag, np.zeros(_SHAPE, dtype=np.bool_))
         for prefix in row.prefix:
             for first, last in row.opcodes:

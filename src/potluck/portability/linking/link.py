@@ -12,7 +12,7 @@ libraries bind to each other, which is assumed to work.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from potluck.portability.elf.file import UndefinedSymbol, VersionNeed
@@ -24,29 +24,13 @@ from potluck.portability.linking.object_tree import (
     TreeObject,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """The libraries and symbols that a process has before it opens anything.
-
-    ``libraries`` are the SONAMEs in its global scope, as far as the host has them; symbols without
-    a version whose names begin with one of ``symbol_prefixes`` are defined by its executable.
-    """
-
-    libraries: tuple[str, ...]
-    symbol_prefixes: tuple[str, ...]
-
-
-PYTHON = Process(
-    libraries=("libm.so.6", "libdl.so.2", "libpthread.so.0", "libutil.so.1", "libc.so.6"),
-    symbol_prefixes=("Py", "_Py"),
-)
-"""The Python interpreter: what CPython links with on glibc (LIBS and LIBM of its configure.ac);
-distributions may add more.
+_PYTHON_LIBRARIES = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "libutil.so.1", "libc.so.6")
+"""What the Python interpreter has in its global scope, as far as the host has it: the libraries
+that CPython links with on glibc (LIBS and LIBM of its configure.ac); distributions may add more.
 """
 
-NO_PROCESS = Process(libraries=(), symbol_prefixes=())
-"""For a program, which is loaded first."""
+_PYTHON_PREFIXES: tuple[str, ...] = ("Py", "_Py")
+"""The interpreter itself defines symbols without a version that begin with one of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,29 +98,20 @@ class Link:
 class Linker:
     """The dynamic linker of a host. One instance serves many trees; linking does not change it."""
 
-    def __init__(self, host: Host, process: Process = PYTHON) -> None:
-        self.host = host
+    def __init__(self, host: Host) -> None:
         self.libraries = HostLibraries(host)
-        self._process = process
-        self._before = self.libraries.loaded_with(process.libraries)
-
-    @property
-    def depends_on(self) -> Hashable:
-        """Everything about a host that linking depends on, as a small value: equal for machines
-        that run the same system.
-        """
-        return self.libraries.system, self._process
+        self._before = self.libraries.loaded_with(_PYTHON_LIBRARIES)
 
     def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
-        """Open each of ``roots``, which must be for the host's machine, in a separate process.
+        """Open each of ``roots``, which must be for the host's machine, in a Python of its own.
 
-        Programs are started instead: nothing is loaded before them.
+        Programs are started instead: nothing is loaded before them. Beyond its arguments, the
+        result depends on the host's ``system`` alone.
         """
-        binding = _Binding(self.libraries, tree)
         for root in roots:
-            process, before = self._process, self._before
+            before, prefixes = self._before, _PYTHON_PREFIXES
             if root.is_executable:
-                process, before = NO_PROCESS, ()
+                before, prefixes = (), ()
             opening = _Opening(self.libraries, tree, root, before)
             opening.map_all()
             missing_versions = tuple(opening.missing_versions())
@@ -145,7 +120,7 @@ class Linker:
                 mapped=tuple(each.path for each in opening.objects),
                 missing_libraries=tuple(opening.missing_libraries),
                 missing_versions=missing_versions,
-                missing_symbols=tuple(binding.missing(opening, process, missing_versions)),
+                missing_symbols=tuple(opening.missing_symbols(prefixes, missing_versions)),
                 presumed=frozenset(opening.presumed),
             )
 
@@ -168,13 +143,13 @@ class _Opening:
         root: TreeObject,
         before: Sequence[HostLibrary],
     ) -> None:
-        self.root = root
         self.objects = [root]
-        self.before = tuple(before)
-        self.libraries: list[HostLibrary] = []
         self.presumed: set[str] = set()
-        self.absent: set[str] = set()
         self.missing_libraries: list[MissingLibrary] = []
+        self._root = root
+        self._before = tuple(before)
+        self._libraries: list[HostLibrary] = []
+        self._absent: set[str] = set()
         self._host = host
         self._tree = tree
         self._names: dict[str, TreeObject | HostLibrary] = {each.soname: each for each in before}
@@ -184,10 +159,10 @@ class _Opening:
 
     def map_all(self) -> None:
         """Map what the root needs, recursively, breadth first."""
-        queue = [_Mapped(self.root, None)]
+        queue = [_Mapped(self._root, None)]
         for mapped in queue:
             for name in mapped.item.needed:
-                if name in self._names or name in self.presumed or name in self.absent:
+                if name in self._names or name in self.presumed or name in self._absent:
                     continue
                 found = self._search(name, mapped) or self._without(name, mapped)
                 if found is None:
@@ -201,7 +176,7 @@ class _Opening:
                 if isinstance(found, TreeObject):
                     self.objects.append(found)
                 else:
-                    self.libraries.append(found)
+                    self._libraries.append(found)
 
     def missing_versions(self) -> Iterator[MissingVersion]:
         """Return the required versions that the mapped libraries do not define."""
@@ -223,11 +198,58 @@ class _Opening:
                     symbols=each.symbols_of(need),
                 )
 
+    def missing_symbols(
+        self, own_prefixes: tuple[str, ...], versions: Iterable[MissingVersion]
+    ) -> Iterator[MissingSymbol]:
+        """Return the symbols that nothing defines, except those whose version is missing
+        altogether. The process itself defines those that begin with ``own_prefixes``.
+
+        If a library is missing, symbols that it may define are ignored.
+        """
+        required = frozenset().union(*(each.required for each in self.objects))
+        provided = frozenset().union(*(each.provided for each in self.objects))
+        left = required - provided - self._tree.numbers_of(own_prefixes)
+        left = self._undefined(left, self._before)
+        left = self._undefined(left, tuple(self._libraries))
+        if not left:
+            return
+        without = {(each.library, each.version) for each in versions}
+        unseen = self.presumed | self._absent
+        for each in self.objects:
+            for number in sorted(left & each.required):
+                symbol = self._tree.symbols[number]
+                may_be_unseen = unseen and (not symbol.version or symbol.library in unseen)
+                if may_be_unseen or (symbol.library, symbol.version) in without:
+                    continue
+                definer = next(self._tree.definers(number, each.machine), None)
+                yield MissingSymbol(
+                    symbol=symbol,
+                    needed_by=each.path,
+                    path_in_tree="" if definer is None else definer.path,
+                )
+
+    def _undefined(self, numbers: frozenset[int], scope: tuple[HostLibrary, ...]) -> frozenset[int]:
+        """Return those that no library of ``scope`` defines or may define.
+
+        Results are cached with the tree: hosts that run the same system share its libraries.
+        """
+        if not numbers or not scope:
+            return numbers
+        memory = self._tree.looked_up.get(
+            self._host.identity(scope), lambda: SymbolLookup(scope, set(), set())
+        )
+        for number in numbers - memory.looked_up:
+            found = self._host.definition(self._tree.symbols[number], scope)
+            if found is Definition.ABSENT:
+                memory.absent.add(number)
+        memory.looked_up |= numbers
+        return numbers & memory.absent
+
     def _is_met(self, need: VersionNeed) -> bool:
         found = self._names.get(need.library)
         if found is None:
             # For a library that is not listed as needed, glibc's assertion fails.
-            is_excused = need.library in self.presumed or need.library in self.absent
+            is_excused = need.library in self.presumed or need.library in self._absent
             return is_excused or self._host.is_loader(need.library)
         if isinstance(found, TreeObject):
             defined = found.elf.version_definitions
@@ -249,7 +271,7 @@ class _Opening:
         if path.startswith("/"):
             return self._host.find_at(path)
         found = self._tree.at(path)
-        return found if found is not None and found.machine == self.root.machine else None
+        return found if found is not None and found.machine == self._root.machine else None
 
     def _without(self, name: str, mapped: _Mapped) -> TreeObject | None:
         """Record a library that is not found. If it is elsewhere in the tree, linking continues
@@ -261,7 +283,7 @@ class _Opening:
         if not isinstance(mapped.item, TreeObject):  # the host's description does not go further
             self.presumed.add(name)
             return None
-        elsewhere = self._tree.named(posixpath.basename(name), self.root.machine)
+        elsewhere = self._tree.named(posixpath.basename(name), self._root.machine)
         self.missing_libraries.append(
             MissingLibrary(
                 library=name,
@@ -271,63 +293,8 @@ class _Opening:
             )
         )
         if elsewhere is None:
-            self.absent.add(name)
+            self._absent.add(name)
         return elsewhere
-
-
-class _Binding:
-    """Looks up the symbols of one tree in a host's libraries.
-
-    Results are cached with the tree: hosts that run the same system share its libraries.
-    """
-
-    def __init__(self, host: HostLibraries, tree: ObjectTree) -> None:
-        self._host = host
-        self._tree = tree
-
-    def missing(
-        self, opening: _Opening, process: Process, versions: Sequence[MissingVersion]
-    ) -> Iterator[MissingSymbol]:
-        """Return the symbols that nothing defines, except those whose version is missing
-        altogether.
-
-        If a library is missing, symbols that it may define are ignored.
-        """
-        required = frozenset().union(*(each.required for each in opening.objects))
-        provided = frozenset().union(*(each.provided for each in opening.objects))
-        left = required - provided - self._tree.numbers_of(process.symbol_prefixes)
-        left = self._absent(left, opening.before)
-        left = self._absent(left, tuple(opening.libraries))
-        if not left:
-            return
-        without = {(each.library, each.version) for each in versions}
-        unseen = opening.presumed | opening.absent
-        for each in opening.objects:
-            for number in sorted(left & each.required):
-                symbol = self._tree.symbols[number]
-                may_be_unseen = unseen and (not symbol.version or symbol.library in unseen)
-                if may_be_unseen or (symbol.library, symbol.version) in without:
-                    continue
-                definer = next(self._tree.definers(number, each.machine), None)
-                yield MissingSymbol(
-                    symbol=symbol,
-                    needed_by=each.path,
-                    path_in_tree="" if definer is None else definer.path,
-                )
-
-    def _absent(self, numbers: frozenset[int], scope: tuple[HostLibrary, ...]) -> frozenset[int]:
-        """Return those that no library of ``scope`` defines or may define."""
-        if not numbers or not scope:
-            return numbers
-        memory = self._tree.looked_up.get(
-            self._host.identity(scope), lambda: SymbolLookup(scope, set(), set())
-        )
-        for number in numbers - memory.looked_up:
-            found = self._host.definition(self._tree.symbols[number], scope)
-            if found is Definition.ABSENT:
-                memory.absent.add(number)
-        memory.looked_up |= numbers
-        return numbers & memory.absent
 
 
 def _folders(mapped: _Mapped) -> Iterator[str]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
@@ -28,6 +26,7 @@ from potluck.portability.elf.image import ElfData
 from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
+from potluck.portability.shipped_toml import read_toml
 
 _OPENERS = ("dlopen", "g_module_open", "SDL_LoadObject")
 """Parts of names: ``dlmopen`` aside, libuv's, libtool's and glibc's own contain ``dlopen``."""
@@ -50,10 +49,6 @@ class LibraryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def fix_on(self, *, is_tegra: bool) -> str:
         """Return how to install it, on a Jetson or elsewhere."""
         return self.jetson_fix if is_tegra and self.jetson_fix else self.fix
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    kind: tuple[LibraryKind, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +120,8 @@ def kind_of(soname: str) -> str:
 @functools.cache
 def library_kinds() -> dict[str, LibraryKind]:
     """Return the table in this package by the names of its rows; it is read at the first use."""
-    file = resources.files(__package__).joinpath("opened_libraries.toml")
-    table = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Table)
-    return {kind.name: kind for kind in table.kind}
+    table = read_toml(__package__, "opened_libraries.toml", dict[str, tuple[LibraryKind, ...]])
+    return {kind.name: kind for kind in table["kind"]}
 
 
 @functools.cache
@@ -286,16 +280,12 @@ class _Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     source: Annotated[str, msgspec.Meta(pattern="^https://")]
 
 
-class _ProvidersTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    provider: tuple[_Provider, ...]
-
-
 @functools.cache
 def _listed_providers() -> Mapping[str, frozenset[str]]:
     """Return the distributions that provide a library, by its name before ``.so``."""
-    text = resources.files(__package__).joinpath("providers.toml").read_text("utf-8")
+    table = read_toml(__package__, "providers.toml", dict[str, tuple[_Provider, ...]])
     found: dict[str, set[str]] = defaultdict(set)
-    for row in msgspec.convert(tomllib.loads(text), _ProvidersTable).provider:
+    for row in table["provider"]:
         for library in row.libraries:
             found[library].update(row.distributions)
     return {library: frozenset(names) for library, names in found.items()}

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import enum
 import functools
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
 
 import msgspec
 
 from potluck.portability.linking.file_findings import needs_glibc
 from potluck.portability.linking.object_tree import ObjectTree, TreeObject, is_glibc_loader
+from potluck.portability.shipped_toml import read_toml
 
 Glibc = tuple[int, int]
 
@@ -81,8 +80,7 @@ def systems_with(glibc: Glibc) -> tuple[str, ...]:
 
 @functools.cache
 def _document() -> _Document:
-    file = resources.files(__package__).joinpath("policies.toml")
-    return msgspec.convert(tomllib.loads(file.read_text("utf-8")), _Document)
+    return read_toml(__package__, "policies.toml", _Document)
 
 
 def _by_name(table: Mapping[str, tuple[str, ...]]) -> dict[str, Glibc]:

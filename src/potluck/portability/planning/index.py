@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from packaging.metadata import parse_email
 from packaging.specifiers import SpecifierSet
 from packaging.utils import (
     InvalidName,
@@ -77,15 +76,6 @@ class ParsedName:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
-    """The parts of a release's metadata that a resolver uses."""
-
-    requires: tuple[str, ...]
-    requires_python: str = ""
-    extras: frozenset[str] = frozenset()
-
-
 class Index(Protocol):
     """A source of files. Methods raise ``WheelDownloadError`` if the index does not respond."""
 
@@ -145,16 +135,6 @@ def parse_variants_filename(filename: str) -> tuple[str, Version] | None:
         return canonicalize_name(name, validate=True), Version(version)
     except (InvalidName, InvalidVersion):
         return None
-
-
-def parse_metadata(data: bytes) -> Metadata:
-    """Parse a METADATA file. Invalid parts are ignored."""
-    raw, _ = parse_email(data)
-    return Metadata(
-        requires=tuple(raw.get("requires_dist", ())),
-        requires_python=raw.get("requires_python", ""),
-        extras=frozenset(map(canonicalize_name, raw.get("provides_extra", ()))),
-    )
 
 
 def sha256_of(path: Path) -> str:

@@ -13,7 +13,6 @@ from potluck.portability.checks.needs import WheelNeeds
 from potluck.portability.checks.prepared_wheel import PreparedWheel
 from potluck.portability.checks.report import HostReport
 from potluck.portability.checks.variant_properties import host_namespaces
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.memory import Memory
 from potluck.portability.planning.index import Incompatibility, IndexFile, Release
@@ -68,9 +67,7 @@ class Judge:
         self.with_variants = with_variants
         self.num_read = 0
         self._variants = VariantReader(reader)
-        self._namespaces = {
-            each.name: host_namespaces(each.host, shipped_table()) for each in self.targets.values()
-        }
+        self._namespaces = {each.name: host_namespaces(each.host) for each in self.targets.values()}
         self._checks = {each.name: HostCheck(each.host) for each in self.targets.values()}
         self._judged: dict[tuple[str, str], Judgement] = {}
         self._prepared: Memory[PreparedWheel] = Memory(_MAX_PREPARED)

@@ -241,7 +241,7 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
 
     def _requires(self, file: IndexFile, facts: VariantFacts) -> Iterator[Requirement]:
         try:
-            lines = self._judge.reader.metadata(file).requires
+            lines = self._judge.reader.requires(file)
         except WheelFileError:
             return  # the check says the same
         for line in lines:

@@ -14,8 +14,7 @@ from packaging.utils import canonicalize_name
 from potluck.errors import UsageError
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.planning.index import IndexFile, ParsedName, parse_filename
-from potluck.portability.wheels.file import Distribution
-from potluck.portability.wheels.tags import install_finding, platforms, tag_ranks
+from potluck.portability.wheels.tags import platforms, tag_ranks, tags_refusal
 
 _MICROS = (0, 99)
 """Descriptions of hosts lack the micro version of their Python: requirements of any of these are
@@ -66,15 +65,7 @@ class Target:
         parsed = parse_filename(file.filename)
         if parsed is None or not parsed.tags:
             return "it is not a wheel"
-        distribution = Distribution(
-            name=parsed.project,
-            version=str(parsed.version),
-            tags=parsed.tags,
-            requires_python=file.requires_python,
-            requires=(),
-        )
-        finding = install_finding(distribution, self.host)
-        return "" if finding is None else finding.message.removeprefix("installers refuse it: ")
+        return tags_refusal(parsed.tags, file.requires_python, self.host)
 
     def holds(self, marker: Marker | None, extra: str) -> bool:
         """Return whether a requirement with this marker applies here, for an extra or for none."""

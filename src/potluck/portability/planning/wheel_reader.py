@@ -16,9 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from packaging.metadata import parse_email
+
 from potluck.errors import WheelDownloadError, WheelFileError
 from potluck.portability.checks.needs import WheelNeeds, needs_by_digest, read_needs
-from potluck.portability.planning.index import Index, IndexFile, Metadata, parse_metadata, sha256_of
+from potluck.portability.planning.index import Index, IndexFile, sha256_of
 from potluck.portability.wheels.file import may_be_elf, open_package
 from potluck.portability.wheels.named_wheels import kept_wheel
 from potluck.portability.wheels.variants import FILE, Variant
@@ -54,26 +56,25 @@ class WheelReader:
         self.index = index
         self._folder = folder
         self._needs_folder = needs_folder
-        self._metadata: dict[str, Metadata] = {}
+        self._requires: dict[str, tuple[str, ...]] = {}
         self._fetched: dict[str, Path] = {}
 
-    def metadata(self, file: IndexFile) -> Metadata:
-        """Return the metadata of a wheel: the separate file (PEP 658), or the one within it.
+    def requires(self, file: IndexFile) -> tuple[str, ...]:
+        """Return the requirements in the metadata of a wheel: the separate file (PEP 658), or the
+        one within it.
 
         Raise ``WheelDownloadError`` or ``WheelFileError`` if it cannot be read.
         """
-        if file.url not in self._metadata:
+        if file.url not in self._requires:
             data = self.index.metadata(file)
             if data is not None:
-                self._metadata[file.url] = parse_metadata(data)
+                self._requires[file.url] = tuple(parse_email(data)[0].get("requires_dist", ()))
             else:
                 distribution = self.needs(file).distribution
                 if distribution is None:
                     raise WheelFileError(file.filename, "it has no metadata")
-                self._metadata[file.url] = Metadata(
-                    requires=distribution.requires, requires_python=distribution.requires_python
-                )
-        return self._metadata[file.url]
+                self._requires[file.url] = distribution.requires
+        return self._requires[file.url]
 
     def needs(self, file: IndexFile) -> WheelNeeds:
         """Return what a wheel needs of a host.

@@ -82,13 +82,10 @@ def newest_wheels(
     problems = []
     for python, machine in itertools.product(pythons, machines):
         target = target_arguments(python, machine, _NEWEST_GLIBC_MINOR)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".coming-") as coming:
-            completed = run(_arguments(str(requirement), target, coming))
-            if completed.returncode:
-                problems.append(_problem(completed.stderr))
-                continue
-            for wheel in sorted(Path(coming).glob("*.whl")):
-                found[wheel.name] = kept_wheel(wheel, folder)
+        wheels, problem = _downloaded(str(requirement), target, folder, run)
+        found |= {wheel.name: wheel for wheel in wheels}
+        if problem:
+            problems.append(problem)
     if not found:
         raise WheelDownloadError(
             f"no wheel of {requirement} was downloaded:"
@@ -112,9 +109,16 @@ def parse_requirement(text: str) -> Requirement:
     return requirement
 
 
-def _arguments(requirement: str, target: list[str], folder: str) -> list[str]:
-    options = ("--quiet", "--no-input", "--no-deps", "--dest", folder)
-    return ["download", *options, *target, requirement]
+def _downloaded(
+    requirement: str, target: list[str], folder: Path, run: Run
+) -> tuple[list[Path], str]:
+    """Return what pip downloads to the folder for a requirement, or the problem."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".coming-") as coming:
+        options = ("--quiet", "--no-input", "--no-deps", "--dest", coming)
+        completed = run(["download", *options, *target, requirement])
+        if completed.returncode:
+            return [], _problem(completed.stderr)
+        return [kept_wheel(each, folder) for each in sorted(Path(coming).glob("*.whl"))], ""
 
 
 def target_arguments(python: HostPython, machine: str, glibc_minor: int) -> list[str]:
@@ -202,8 +206,8 @@ def newest_usable_release(
         if not left:
             break
         version = left[index]
-        wheel = _download(requirement.name, version, target, folder, run)
-        if wheel is not None and is_usable(wheel):
+        wheels, _ = _downloaded(f"{requirement.name}=={version}", target, folder, run)
+        if wheels and is_usable(wheels[0]):
             found, left = version, left[:index]
         else:
             left = left[index + 1 :]
@@ -227,10 +231,3 @@ def _releases(requirement: Requirement, target: list[str], run: Run) -> list[str
         if is_pinned or requirement.specifier.contains(parsed):
             found.append((parsed, version))
     return [version for _, version in sorted(found, reverse=True)]
-
-
-def _download(name: str, version: str, target: list[str], folder: Path, run: Run) -> Path | None:
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".coming-") as coming:
-        completed = run(_arguments(f"{name}=={version}", target, coming))
-        wheels = sorted(Path(coming).glob("*.whl"))
-        return kept_wheel(wheels[0], folder) if wheels and completed.returncode == 0 else None

@@ -27,19 +27,32 @@ def install_finding(distribution: Distribution, host: Host) -> Finding | None:
     If the host's Python is unknown, one that matches the wheel is assumed.
     """
     if distribution.problem:
-        return _refusal(
-            distribution.problem, fix="download the wheel again, or build it from source"
-        )
+        reason, fix = distribution.problem, "download the wheel again, or build it from source"
+    else:
+        reason = tags_refusal(distribution.tags, distribution.requires_python, host)
+        fix = "use the wheel for this platform and Python, or build from source"
+    if not reason:
+        return None
+    return Finding(
+        code="not-installable",
+        severity=Severity.FATAL,
+        message=f"installers refuse it: {reason}",
+        fix=fix,
+    )
+
+
+def tags_refusal(wheel_tags: Sequence[str], requires_python: str, host: Host) -> str:
+    """Return why installers refuse a wheel with these tags on ``host``; empty if they accept it."""
     platforms = host_platforms(host.machine, host.libc, host.libc_version)
-    tags = [tag.split("-") for tag in distribution.tags]
+    tags = [tag.split("-") for tag in wheel_tags]
     on_platform = [tag for tag in tags if tag[2] in platforms]
     if not on_platform:
-        return _refusal(
+        return (
             f"{_names(tag[2] for tag in tags)} is not compatible with"
             f" {host.libc_text} on {host.machine}"
         )
     if host.python is None:
-        return None
+        return ""
     version = host.python.version_text
     allowed = _python_tags(host.python)
     if not any(f"{interpreter}-{abi}" in allowed for interpreter, abi, _ in on_platform):
@@ -47,12 +60,10 @@ def install_finding(distribution: Distribution, host: Host) -> Finding | None:
         reason = f"{wanted} is not compatible with {host.python.implementation} {host.python.name}"
         if host.python.is_free_threaded and any(abi == "abi3" for _, abi, _ in on_platform):
             reason += ": a Python without the GIL has another binary interface than abi3"
-        return _refusal(reason)
-    if not _is_allowed(distribution.requires_python, version):
-        return _refusal(
-            f"it requires Python {distribution.requires_python}, but the host has {version}"
-        )
-    return None
+        return reason
+    if not _is_allowed(requires_python, version):
+        return f"it requires Python {requires_python}, but the host has {version}"
+    return ""
 
 
 def promised_glibc(distribution: Distribution) -> tuple[int, int] | None:
@@ -71,17 +82,6 @@ def policy_glibc(platform: str) -> tuple[int, int] | None:
     if name != "manylinux" or not (major.isdigit() and minor.isdigit()):
         return None
     return int(major), int(minor)
-
-
-def _refusal(
-    reason: str, fix: str = "use the wheel for this platform and Python, or build from source"
-) -> Finding:
-    return Finding(
-        code="not-installable",
-        severity=Severity.FATAL,
-        message=f"installers refuse it: {reason}",
-        fix=fix,
-    )
 
 
 def _names(names: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ import msgspec
 
 from potluck.host.child import ChildAnswer, ChildFailure, run_child
 from potluck.host.child_output import one_line
+from potluck.host.control_groups import read_mounts
 from potluck.host.guard import run_at_once
 from potluck.host.system import System, group_name, read_regular_file
 from potluck.portability.finding import Finding as MissingDependency
@@ -90,14 +91,10 @@ def inspect_folder(system: System, path: Path, *, purpose: str, needed_bytes: in
 
 
 def _mount(system: System, path: Path) -> tuple[str, str]:
-    """Return the mount point and type of the file system of ``path`` (proc_pid_mountinfo(5))."""
+    """Return the mount point and type of the file system of ``path``."""
     found = ("/", "")
-    for line in (system.text(system.proc / "self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, file_system = before.split(), after.split()
-        if len(fields) < 5 or not file_system:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    for fields, file_system in read_mounts(system):
+        point = fields[4]
         if path.is_relative_to(point) and len(point) >= len(found[0]):
             found = (point, file_system[0])  # a later mount hides an earlier one
     return found

@@ -11,7 +11,6 @@ from support.portability.described_hosts import described_host
 from support.portability.wheel_bytes import write_wheel
 
 from potluck.portability.checks.variant_properties import variant_findings
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.x86_instructions import level_flags
@@ -89,7 +88,7 @@ def test_properties(
     host: Host, namespace: str, feature: str, values: list[str], expected: bool | None
 ) -> None:
     variant = Variant(label="x", properties={namespace: {feature: tuple(values)}})
-    found = list(variant_findings(variant, host, shipped_table()))
+    found = list(variant_findings(variant, host))
     if expected is True:
         assert found == []
         return
@@ -99,7 +98,7 @@ def test_properties(
 
 
 def test_a_variant_without_properties_is_for_every_host() -> None:
-    assert not list(variant_findings(Variant(label="null", properties={}), ARM, shipped_table()))
+    assert not list(variant_findings(Variant(label="null", properties={}), ARM))
 
 
 def test_a_variant_for_another_cpu_is_not_installed(tmp_path: Path) -> None:

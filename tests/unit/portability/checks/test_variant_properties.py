@@ -8,7 +8,6 @@ import pytest
 from support.portability.described_hosts import described_host
 
 from potluck.portability.checks.variant_properties import host_namespaces, variant_rank
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.x86_instructions import level_flags
 from potluck.portability.wheels.variants import Variant
@@ -32,7 +31,7 @@ def variant(label: str, properties: Properties) -> Variant:
 
 
 def preferred(host: Host, order: Sequence[str], *variants: tuple[str, Properties]) -> list[str]:
-    namespaces = host_namespaces(host, shipped_table())
+    namespaces = host_namespaces(host)
     found = [variant(label, properties) for label, properties in variants]
     found.sort(key=lambda each: variant_rank(each, order, namespaces))
     return [each.label for each in found]

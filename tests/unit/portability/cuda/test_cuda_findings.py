@@ -10,11 +10,8 @@ from potluck.portability.cuda.findings import (
     cuda_findings,
     host_cuda,
 )
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
-
-TABLE = shipped_table()
 
 
 def sass(major: int, minor: int) -> GpuCode:
@@ -29,7 +26,7 @@ LTO_IR = GpuCode(kind=CodeKind.OTHER, capability=(8, 0), version=(8, 0))
 
 
 def found(needs: CudaNeeds, host: Host) -> dict[str, Finding]:
-    findings = tuple(cuda_findings(needs, host, TABLE, file="lib/x.so"))
+    findings = tuple(cuda_findings(needs, host, file="lib/x.so"))
     assert all(finding.file == "lib/x.so" for finding in findings)
     assert len({finding.code for finding in findings}) == len(findings)
     return {finding.code: finding for finding in findings}
@@ -69,7 +66,7 @@ def test_which_code_runs_where(
     cuda: tuple[int, int] | None,
     compatibility: GpuCompatibility,
 ) -> None:
-    assert code_compatibility(code, capability, cuda, TABLE) is compatibility
+    assert code_compatibility(code, capability, cuda) is compatibility
 
 
 def test_a_host_without_a_driver_loads_without_cuda() -> None:
@@ -150,7 +147,7 @@ def test_a_jetsons_cuda_is_that_of_its_jetpack(
     release: tuple[int, ...], driver: tuple[int, ...] | None, cuda: tuple[int, int] | None
 ) -> None:
     host = described_host(machine="aarch64", driver=driver, tegra_release=release)
-    assert host_cuda(host, TABLE) == cuda
+    assert host_cuda(host) == cuda
 
 
 @pytest.mark.parametrize("is_complete", [True, False])

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.portability.cuda.table import CudaTable, numbers, parse_table, shipped_table
+from potluck.portability.cuda.table import CudaTable, numbers, shipped_table
+from potluck.portability.shipped_toml import parse_toml
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,6 @@ rows = [
     ],
 )
 def test_a_wrong_table_is_refused(old: str, new: str) -> None:
-    assert parse_table(TOML).driver_of((12, 1)) == "530.30.02"
+    assert parse_toml(TOML, CudaTable).driver_of((12, 1)) == "530.30.02"
     with pytest.raises(ValueError):  # noqa: PT011  which of them it is depends on the case
-        parse_table(TOML.replace(old, new))
+        parse_toml(TOML.replace(old, new), CudaTable)

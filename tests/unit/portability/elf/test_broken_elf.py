@@ -13,7 +13,7 @@ from support.portability.elf_bytes import BASE, Definition, Elf, Need, Segment, 
 from potluck.errors import ElfError, NotLoadableError
 from potluck.portability.elf import dynamic as elf_dynamic
 from potluck.portability.elf import dynamic as elf_versions
-from potluck.portability.elf import symbols as elf_symbols
+from potluck.portability.elf import hash_table
 from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 
@@ -153,7 +153,7 @@ def file_of_symbols(count: int) -> bytes:
 
 @pytest.mark.slow
 def test_the_largest_table_of_symbols_is_read_in_bounded_time() -> None:
-    data = file_of_symbols(elf_symbols.MAX_SYMBOLS)
+    data = file_of_symbols(hash_table.MAX_SYMBOLS)
     start = time.thread_time()
     with pytest.raises(ElfError, match="names take more than"):
         read_elf(data)
@@ -169,7 +169,7 @@ def test_a_large_table_of_symbols_is_read_in_bounded_memory(
     What is held beside the table does not grow with it: a batch of names, and what is compressed.
     """
     monkeypatch.setattr(elf_dynamic, "MAX_NAME_BYTES", elf_dynamic.MAX_NAME_BYTES // 16)
-    data = file_of_symbols(elf_symbols.MAX_SYMBOLS // 16)
+    data = file_of_symbols(hash_table.MAX_SYMBOLS // 16)
     tracemalloc.start()
     with pytest.raises(ElfError, match="names take more than"):
         read_elf(data)

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from potluck.portability.features.rules import parse_rules, rule_files, rules_for
+from potluck.portability.features.rules import FeatureRules, rule_files, rules_for
+from potluck.portability.shipped_toml import parse_toml
 
 TOML = """
 schema = "potluck.features/1"
@@ -25,7 +26,7 @@ when = { returns = { functions = ["is_on"], number = 0 } }
 
 
 def test_rules_are_read() -> None:
-    rules = parse_rules(TOML)
+    rules = parse_toml(TOML, FeatureRules)
     assert [rule.name for rule in rules.rule] == ["off"]
     assert rules.rule[0].when.functions == {"is_on"}
 
@@ -54,12 +55,12 @@ def test_rules_are_read() -> None:
 def test_wrong_rules_are_refused(old: str, new: str, says: str) -> None:
     assert old in TOML
     with pytest.raises(ValueError, match=re.escape(says)):
-        parse_rules(TOML.replace(old, new))
+        parse_toml(TOML.replace(old, new), FeatureRules)
 
 
 def test_a_rule_that_stands_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="rules twice: off"):
-        parse_rules(TOML + TOML[TOML.index("[[rule]]") :])
+        parse_toml(TOML + TOML[TOML.index("[[rule]]") :], FeatureRules)
 
 
 def test_shipped_rules_are_sound_and_named_after_their_files() -> None:

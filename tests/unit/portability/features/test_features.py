@@ -9,7 +9,6 @@ from support.portability.described_hosts import described_host
 from support.portability.gpu_libraries import elf_file, shared_object
 
 from potluck.portability.cuda.fat_binary import CudaNeeds
-from potluck.portability.cuda.table import shipped_table
 from potluck.portability.features.findings import (
     Build,
     FileFacts,
@@ -17,11 +16,11 @@ from potluck.portability.features.findings import (
     file_facts,
     toolkit_of_number,
 )
-from potluck.portability.features.rules import FeatureRules, parse_rules, rule_files, rules_for
+from potluck.portability.features.rules import FeatureRules, rule_files, rules_for
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
+from potluck.portability.shipped_toml import parse_toml
 
-TABLE = shipped_table()
 HOST = described_host()
 
 
@@ -40,7 +39,7 @@ def build(version: str = "1.0", **files: FileFacts) -> Build:
 
 
 def rules(when: str, *, functions: str = "[]", message: str = "m", fix: str = "") -> FeatureRules:
-    return parse_rules(f"""
+    text = f"""
 schema = "potluck.features/1"
 distribution = "some-package"
 functions = {functions}
@@ -52,7 +51,8 @@ document = "a"
 message = "{message}"
 fix = "{fix}"
 when = {when}
-""")
+"""
+    return parse_toml(text, FeatureRules)
 
 
 def holds(
@@ -63,7 +63,7 @@ def holds(
     functions: str = "[]",
     findings: tuple[Finding, ...] = (),
 ) -> bool:
-    return bool(feature_findings(rules(when, functions=functions), built, host, TABLE, findings))
+    return bool(feature_findings(rules(when, functions=functions), built, host, findings))
 
 
 @pytest.mark.parametrize(
@@ -157,16 +157,14 @@ def test_what_is_known_is_filled_in() -> None:
         cpu_features=["fma"],
     )
     built = build("1.2", a=facts(toolkit=(12, 4)))
-    (finding,) = feature_findings(
-        rules(when, message=message, fix="not {cuda}"), built, host, TABLE, ()
-    )
+    (finding,) = feature_findings(rules(when, message=message, fix="not {cuda}"), built, host, ())
     assert finding.message == "1.2 12.4 535.54.3 12.2 A avx2"
     assert finding.fix == "not 12.2"
     assert finding.code == "feature-n"
 
 
 def test_facts_are_read_of_a_file() -> None:
-    ruleset = parse_rules("""
+    text = """
 schema = "potluck.features/1"
 distribution = "some-package"
 functions = ["is_on", "is_absent"]
@@ -178,7 +176,8 @@ severity = "note"
 document = "a"
 message = "m"
 when = { exports = ["is_on", "is_absent"] }
-""")
+"""
+    ruleset = parse_toml(text, FeatureRules)
     code = {"is_on": "b8 01 00 00 00 c3", "toolkit": "b8 f0 32 00 00 c3", "other": "31 c0 c3"}
     data = shared_object({}, {name: bytes.fromhex(text) for name, text in code.items()})
     elf = elf_file(exports=tuple(code))
@@ -264,7 +263,7 @@ def test_what_warp_lacks(
         PurePosixPath("warp/bin/warp.so"): facts(results=results, toolkit=toolkit),
         PurePosixPath("warp/bin/warp-clang.so"): facts(),
     }
-    findings = feature_findings(shipped, Build(version=version, files=files), host, TABLE, ())
+    findings = feature_findings(shipped, Build(version=version, files=files), host, ())
     limits = {finding.feature for finding in findings if finding.severity is Severity.LIMIT}
     assert limits == lacks
 
@@ -275,9 +274,7 @@ def test_warp_does_not_start_where_one_of_its_libraries_does_not_load() -> None:
     name = "warp/bin/warp-clang.so"
     files = {PurePosixPath(name): facts()}
     before = Finding(code="missing-version", severity=Severity.FATAL, message="m", file=name)
-    findings = feature_findings(
-        shipped, Build(version="1.19.0", files=files), HOST, TABLE, [before]
-    )
+    findings = feature_findings(shipped, Build(version="1.19.0", files=files), HOST, [before])
     assert [each.feature for each in findings] == ["all of Warp"]
 
 
@@ -285,7 +282,7 @@ def test_rules_for_what_has_no_libraries_of_its_own() -> None:
     shipped = rules_for("tinygrad")
     assert shipped is not None
     host = described_host(libraries=["libOpenCL.so.1", "libLLVM-14.so.1"])
-    findings = feature_findings(shipped, Build(version="0.14.0", files={}), host, TABLE, ())
+    findings = feature_findings(shipped, Build(version="0.14.0", files={}), host, ())
     assert {finding.code for finding in findings} == {"feature-no-cuda", "feature-cpu-compiler"}
 
 
@@ -301,9 +298,9 @@ def test_advice_for_a_jetson_names_jetpack() -> None:
     own = rules_for("warp-lang")
     assert own is not None
     built = build("1.19.0", warp=facts("aarch64", toolkit=(13, 4)))
-    found = feature_findings(own, built, jetson, TABLE, ())
+    found = feature_findings(own, built, jetson, ())
     codes = {each.code: each for each in found}
     assert "feature-cuda-13-build" not in codes  # which names a driver's number
     assert "JetPack" in codes["feature-driver-without-graph-conditionals"].fix
-    elsewhere = feature_findings(own, built, described_host(), TABLE, ())
+    elsewhere = feature_findings(own, built, described_host(), ())
     assert "feature-cuda-13-build" in {each.code for each in elsewhere}

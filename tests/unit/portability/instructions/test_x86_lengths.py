@@ -108,8 +108,8 @@ def test_a_disassembler_sees_the_same_instructions() -> None:
         check=True,
     ).stdout
     addresses = [int(each, 16) for each in re.findall(rb"^ +([0-9a-f]+):\t", output, re.MULTILINE)]
-    (code,) = (each for each in image.of_type(PT_LOAD) if each["flags"] & 1)
-    seen = np.array(addresses) - int(code["vaddr"]) + int(code["offset"])
+    (code,) = (each for each in image.of_type(PT_LOAD) if each.flags & 1)
+    seen = np.array(addresses) - code.vaddr + code.offset
     starts, ends = read_functions(image)
     index = np.searchsorted(starts, seen, "right") - 1
     seen = seen[(index >= 0) & (seen < ends[index])]

@@ -9,7 +9,7 @@ from support.portability.linking import a_host, a_library, an_elf, undefined
 
 from potluck.portability.elf.file import ElfFile, UndefinedSymbol
 from potluck.portability.hosts.host import Host
-from potluck.portability.linking.link import NO_PROCESS, Link, Linker, Process
+from potluck.portability.linking.link import Link, Linker
 from potluck.portability.linking.object_tree import ObjectTree
 
 HOST = a_host()
@@ -393,12 +393,9 @@ def test_a_program_of_its_own_gets_nothing_of_python() -> None:
 
 def test_what_the_process_loaded_is_in_scope() -> None:
     assert opened({"a.so": an_elf(wants=["exp"])}, "a.so").is_opened
-    tree = ObjectTree({"a.so": an_elf(wants=["exp"])})
-    (link,) = Linker(a_host(), NO_PROCESS).link(tree, tree)
-    assert symbols(link) == ["exp"]
-    libc_alone = Process(libraries=("libc.so.6",), symbol_prefixes=())
-    (link,) = Linker(a_host(), libc_alone).link(tree, tree)
-    assert symbols(link) == ["exp"]
+    for needed in ([], ["libc.so.6"]):
+        program = an_elf(wants=["exp"], needed=needed, interpreter="/lib64/ld-linux-x86-64.so.2")
+        assert symbols(opened({"a": program}, "a")) == ["exp"]
 
 
 def test_all_that_is_brought_along_is_in_scope_of_all() -> None:
