@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.host.cores import default_num_threads
 from potluck.local import Model
@@ -78,9 +79,7 @@ def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", help="a directory, a .gguf file, or demo")
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--threads", type=int, default=default_num_threads())

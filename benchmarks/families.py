@@ -28,6 +28,7 @@ import gguf
 import llama_cpp
 import numpy as np
 from circumstances import circumstances
+from command_line import documented_parser
 from numpy.typing import NDArray
 
 _TESTS = Path(__file__).parents[1] / "tests"
@@ -265,9 +266,7 @@ def compare_apart(name: str, family: str) -> dict[str, Any]:
 
 def main() -> None:
     """Compare, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -9,7 +9,6 @@ body; then it is alone again for a minute. The agent's resident memory is sample
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 SCHEMA = "potluck.benchmark.gateway_memory/1"
 SAMPLE_SECONDS = 0.05
@@ -180,9 +180,7 @@ def agent(model: str, context: int) -> Iterator[tuple[int, tuple[str, int], str]
 
 def main() -> None:
     """Measure, print, write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", help="a directory, a .gguf file, or demo")
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--clients", type=int, default=64)

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -274,6 +275,23 @@ class LiveCluster:
         for agent in self.agents.values():
             yield from (agent.state / "workers").glob("*")
             yield from agent.state.glob("*.sock")
+
+
+@contextlib.contextmanager
+def divided_among(
+    cores: Sequence[int], model: Path, name: str, **options: object
+) -> Iterator[LiveCluster]:
+    """Run an agent on each of ``cores``, with the model divided among all of them; the first one
+    coordinates. Raise ``RuntimeError`` if one of them has no stage.
+    """
+    with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
+        for number, core in enumerate(cores):
+            cluster.start(number, core=core)
+        cluster.await_members()
+        deployed = cluster.deploy(cluster.agents[0], str(model.resolve()), name, **options)
+        if len(deployed["stages"]) != len(cores):
+            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {len(cores)}")
+        yield cluster
 
 
 def wait_until(condition: Callable[[], bool], *, within: float, what: str) -> float:

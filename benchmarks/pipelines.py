@@ -30,17 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 from live_cluster import WORKER_MODULE, LiveAgent, LiveCluster
+from model_shapes import weights_bytes
+from token_stream import NO_END, random_prompt
 
 MODEL_ID = "model"
 SEED = 1
-NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this number."""
-FIRST_TOKEN_ID = 300
-END_TOKENS = (2, 6)
-"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
-"""
 _STREAM_SECONDS = 120.0
 
 
@@ -86,9 +83,7 @@ class Round:
 
 def main() -> None:
     """Start both, ask in turn, print ratios and shares, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
@@ -123,20 +118,17 @@ def main() -> None:
         print(json.dumps(row))
     print(f"the engine alone allows a decode ratio of {engine['decode_ratio_bound']:.3f}")
     print("identical texts" if len(texts) == 1 else "TEXTS DIFFER")
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.pipelines/1",
-            **circumstances(),
-            "model_bytes": _model_bytes(arguments.model),
-            "engine_alone": engine,
-            "summary": summary,
-            "has_identical_texts": len(texts) == 1,
-            "rounds": [
-                {name: value for name, value in asdict(each).items() if name != "texts"}
-                for each in rounds
-            ],
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    results = {
+        "model_bytes": weights_bytes(arguments.model),
+        "engine_alone": engine,
+        "summary": summary,
+        "has_identical_texts": len(texts) == 1,
+        "rounds": [
+            {name: value for name, value in asdict(each).items() if name != "texts"}
+            for each in rounds
+        ],
+    }
+    write_result(arguments.output, "potluck.benchmark.pipelines/1", results)
 
 
 def _print(found: Round) -> None:
@@ -319,17 +311,15 @@ class _Stream:
 def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Namespace) -> Round:
     streams = []
     for index in range(arguments.streams):
-        rng = random.Random(SEED + index)
-        prompt = [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(arguments.prompt)]
         body = {
             "model": MODEL_ID,
-            "prompt": prompt,
+            "prompt": random_prompt(random.Random(SEED + index), arguments.prompt),
             "max_tokens": arguments.tokens,
             "temperature": 1.0,
             "seed": index,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "logit_bias": {str(token): -100 for token in END_TOKENS},
+            "logit_bias": NO_END,
         }
         streams.append(_Stream(agents[0].port, body))
     processes = dict(_processes(agents))
@@ -394,11 +384,6 @@ def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Names
         ),
         texts=texts,
     )
-
-
-def _model_bytes(model: Path) -> int:
-    weights = [model] if model.is_file() else model.glob("*.safetensors")
-    return sum(path.stat().st_size for path in weights)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ samples to the file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -29,6 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
@@ -85,9 +85,7 @@ class Result:
 
 def main() -> None:
     """Measure everything, print medians, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
     parser.add_argument("--compare", metavar="PYTHON")

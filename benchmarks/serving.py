@@ -10,7 +10,6 @@ has another one; with two it shares them.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -27,8 +26,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 from live_cluster import LiveAgent, LiveCluster
+from token_stream import random_prompt
 
 SCHEMA = "potluck.benchmark.serving/1"
 MODEL_ID = "model"
@@ -39,7 +40,6 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
 }
 AIMS = {"one stream, 1B": 0.98, "eight streams, 1B": 0.97, "135M": 0.85}
 _MAX_SEEDS = 50
-_TOKEN_IDS = range(300, 1000)
 _SILENCE_SECONDS = 120.0
 
 
@@ -86,9 +86,7 @@ class ShortAnswerError(Exception):
 
 def main() -> None:
     """Measure, print medians, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
@@ -113,15 +111,13 @@ def main() -> None:
             f" {row['ratio_range'][1]:.3f})   CPU s per 1,000 tokens: agent"
             f" {row['agent_cpu']:.3f}, worker beside the core {row['worker_beside_core']:.3f}"
         )
-    document = {
-        "schema": SCHEMA,
-        **circumstances(),
+    results = {
         "aims": AIMS,
         "medians": rows,
         "served": [asdict(each) for each in served],
         "computed": [asdict(each) for each in computed],
     }
-    arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    write_result(arguments.output, SCHEMA, results)
 
 
 class _Setting:
@@ -176,7 +172,7 @@ class _Setting:
         bodies = [
             {
                 "model": MODEL_ID,
-                "prompt": _prompt(seed * 1000 + index),
+                "prompt": random_prompt(random.Random(seed * 1000 + index), PROMPT_TOKENS),
                 "max_tokens": self._num_tokens,
                 "seed": index,
                 "stream": True,
@@ -221,11 +217,6 @@ class _Setting:
             )
             for name, each in rates.items()
         ]
-
-
-def _prompt(seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.choice(_TOKEN_IDS) for _ in range(PROMPT_TOKENS)]
 
 
 def _read(port: int, bodies: Sequence[Mapping[str, object]]) -> list[Stream]:

@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 from circumstances import circumstances
+from command_line import documented_parser
 from live_cluster import (
     LiveAgent,
     LiveCluster,
@@ -240,9 +241,7 @@ class _Killer:
 
 def main() -> None:
     """Soak, print a summary, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--agents", type=int, default=4, help="besides the gateway that lives on")

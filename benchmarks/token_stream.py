@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-END_TOKENS = (2, 6)
-"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
-"""
+NO_END: Mapping[str, int] = {"2": -100, "6": -100}
+"""The logit bias of demo's end tokens: not sampled, so that every answer has its full length."""
+
+_TOKEN_IDS = (300, 1000)
+"""Prompts are drawn from the ids between demo's special tokens and the second number."""
 
 _SILENCE_SECONDS = 180.0
+
+
+def random_prompt(draw: random.Random, num_tokens: int) -> list[int]:
+    """Draw the token ids of a prompt."""
+    return [draw.randrange(*_TOKEN_IDS) for _ in range(num_tokens)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +51,7 @@ class Ask:
             "presence_penalty": self.penalty,
             "frequency_penalty": self.penalty,
             "seed": self.seed,
-            "logit_bias": {str(token): -100 for token in END_TOKENS},
+            "logit_bias": NO_END,
             "stream": True,
             "stream_options": {"include_usage": True},
             **({"logprobs": 1} if self.has_logprobs else {}),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
+from command_line import documented_parser
 from comparison import (
     CLAIMS,
     Limits,
@@ -198,9 +199,7 @@ def busy_core() -> Iterator[None]:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--llama-bench", type=Path, help="a build for this CPU")
     for isa in ISAS:

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import write_result
 from live_cluster import LiveAgent, LiveCluster, wait_until
 from token_stream import Ask, TokenStream
 
@@ -159,8 +159,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         ways = measure(arguments.model, arguments.agents, Path(work))
-    result = {"schema": SCHEMA, **circumstances(), "agents": arguments.agents, **ways}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(arguments.out, SCHEMA, {"agents": arguments.agents, **ways}, indent=1)
     for kind, by_process in ways.items():
         for process, modules in by_process.items():
             print(f"{kind}, {process}: {len(modules)} modules")
