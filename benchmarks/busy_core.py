@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from busy import busy
 from circumstances import circumstances
 from command_line import documented_parser
 
@@ -37,22 +33,6 @@ class Sample:
 
     prefill: float
     decode: float
-
-
-@contextmanager
-def busy_process(core: int | None) -> Iterator[None]:
-    """Run a process that computes endlessly, on ``core`` or wherever the system puts it."""
-    # In a session of its own, as another user's: the system shares its cores out among sessions
-    # first, where it groups them (sched_autogroup).
-    command = [sys.executable, "-c", "while True: pass"]
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        if core is not None:
-            os.sched_setaffinity(process.pid, {core})
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
@@ -101,7 +81,8 @@ def main() -> None:
     ):
         for round_index in range(arguments.rounds + 1):
             for name, model in (("alone", threads), ("one_thread", one_thread), ("busy", threads)):
-                with busy_process(arguments.core) if name == "busy" else nullcontext():
+                num_busy = int(name == "busy")
+                with busy(num_busy, core=arguments.core, in_session=True):
                     sample = measure(model, arguments.prompt, arguments.decode)
                 if round_index > 0:  # the first warms up
                     samples[name].append(sample)

@@ -33,6 +33,7 @@ from typing import Any
 from circumstances import write_result
 from command_line import documented_parser
 from model_shapes import SHAPES, Shape, stored_bytes, weights_bytes
+from processes import UNEVICTABLE, memory_bytes
 from random_hugging_face import write_hugging_face
 from token_stream import NO_END
 
@@ -557,7 +558,7 @@ class Sampler:
                 members = {board.group: _members(board.group) for board in self.boards}
                 next_look = started + _LOOK_SECONDS
             for board in self.boards:
-                held = {pid: held_bytes(pid) for pid in members[board.group]}
+                held = {pid: memory_bytes(pid, *UNEVICTABLE) for pid in members[board.group]}
                 workers = sum(size for pid, size in held.items() if pid != board.agent.pid)
                 self._raise(self.worker_peaks, board, workers)
                 self._raise(self.board_peaks, board, sum(held.values()))
@@ -584,19 +585,6 @@ def sampling(boards: list[Board]) -> Iterator[Sampler]:
     finally:
         sampler.is_ending.set()
         thread.join()
-
-
-def held_bytes(pid: int) -> int:
-    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    total = 0
-    for line in status.splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            total += int(line.split()[1]) * 1024
-    return total
 
 
 if __name__ == "__main__":

@@ -304,23 +304,6 @@ def wait_until(condition: Callable[[], bool], *, within: float, what: str) -> fl
     return time.monotonic() - start
 
 
-def num_descriptors(pid: int) -> int:
-    """Open files and sockets of a process; 0 if it has ended."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names only
-    except OSError:
-        return 0
-
-
-def resident_bytes(pid: int) -> int:
-    """Return ``RssAnon`` of a process, which is not shared, in bytes; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
 def _is_worker(process: psutil.Process) -> bool:
     return WORKER_MODULE in _command(process)
 

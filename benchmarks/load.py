@@ -23,6 +23,7 @@ from pathlib import Path
 
 from circumstances import circumstances
 from model_shapes import SHAPES
+from processes import UNEVICTABLE, memory_bytes
 from random_gguf import write_gguf
 from random_hugging_face import write_hugging_face
 
@@ -110,13 +111,13 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
         if child.stdout.readline() != "ready\n":
             raise ChildFailedError(_last_line(child.stderr.read()))
         prepare(path, cache)
-        before = memory_bytes(child.pid)
+        before = memory_bytes(child.pid, *UNEVICTABLE)
         samples = [before]
         stop = threading.Event()
 
         def sample() -> None:
             while not stop.wait(_SAMPLE_SECONDS):
-                samples.append(memory_bytes(child.pid))
+                samples.append(memory_bytes(child.pid, *UNEVICTABLE))
 
         sampler = threading.Thread(target=sample)
         sampler.start()
@@ -127,7 +128,7 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
         sampler.join()
         if not answer:
             raise ChildFailedError(_last_line(child.stderr.read()))
-        final = memory_bytes(child.pid)
+        final = memory_bytes(child.pid, *UNEVICTABLE)
         child.stdin.write("\n")
         child.stdin.flush()
         return Load(
@@ -136,14 +137,6 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
             peak_bytes=max(*samples, final),
             final_bytes=final,
         )
-
-
-def memory_bytes(pid: int) -> int:
-    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
-    fields = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
-    return sum(int(fields.get(name, "0").split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
 def measure(

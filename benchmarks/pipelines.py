@@ -34,6 +34,7 @@ from circumstances import write_result
 from command_line import documented_parser
 from live_cluster import WORKER_MODULE, LiveAgent, LiveCluster
 from model_shapes import weights_bytes
+from processes import scheduled_seconds
 from token_stream import NO_END, random_prompt
 
 MODEL_ID = "model"
@@ -235,16 +236,6 @@ def _processes(agents: Sequence[LiveAgent]) -> Iterator[tuple[str, int]]:
                 yield f"{'worker' if is_worker else 'acceptor'} {agent.number}", child.pid
 
 
-def _scheduled(pid: int) -> tuple[float, float]:
-    """Return the seconds that a process's threads ran, and those that they waited for a core."""
-    ran = waited = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError):
-            first, second, _ = path.read_text(encoding="ascii").split()
-            ran, waited = ran + int(first), waited + int(second)
-    return ran / 1e9, waited / 1e9
-
-
 def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
     """Return the number of steps, and the seconds of computing and of sending, by stage."""
     url = f"http://127.0.0.1:{agent.port}/metrics"
@@ -324,7 +315,7 @@ def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Names
         streams.append(_Stream(agents[0].port, body))
     processes = dict(_processes(agents))
     totals = _stage_totals(agents[0])
-    scheduled = {name: _scheduled(pid) for name, pid in processes.items()}
+    scheduled = {name: scheduled_seconds(pid) for name, pid in processes.items()}
     own = time.process_time()
     started = time.perf_counter()
     with selectors.DefaultSelector() as selector:
@@ -338,7 +329,7 @@ def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Names
                     selector.unregister(key.data.connection)
     seconds = time.perf_counter() - started
     own = time.process_time() - own
-    spent = {name: _scheduled(pid) for name, pid in processes.items()}
+    spent = {name: scheduled_seconds(pid) for name, pid in processes.items()}
     after = _stage_totals(agents[0])
     for stream in streams:
         stream.connection.close()

@@ -34,7 +34,7 @@ from placement_fleets import FLEETS, FleetCase  # noqa: E402
 from placement_layouts import Layout, alternatives, layout_of  # noqa: E402
 from shapes import model_of  # noqa: E402
 from support.cluster.throttled_fleet import Machine, ThrottledFleet, throttled_fleet  # noqa: E402
-from token_stream import Ask, TokenStream, random_prompt  # noqa: E402
+from token_stream import Ask, TokenStream, joint_rate, random_prompt  # noqa: E402
 
 from potluck.errors import PotluckError  # noqa: E402
 
@@ -322,13 +322,7 @@ class _Served:
         for stream in streams:
             if not stream.is_whole or stream.num_tokens != num_tokens:
                 raise RuntimeError(f"an answer failed: {stream.status} {stream.error}")
-        begin = max(stream.times[0] for stream in streams)
-        end = min(stream.times[-1] for stream in streams)
-        # Text may wait for the rest of a character: events are fewer than tokens.
-        return sum(
-            num_tokens / len(stream.times) * sum(begin < at <= end for at in stream.times)
-            for stream in streams
-        ) / max(end - begin, 1e-9)
+        return joint_rate([stream.times for stream in streams], num_tokens)
 
 
 def _model(name: str) -> Path:

@@ -29,7 +29,8 @@ from typing import Any
 from circumstances import write_result
 from command_line import documented_parser
 from live_cluster import LiveAgent, LiveCluster
-from token_stream import random_prompt
+from processes import scheduled_seconds
+from token_stream import joint_rate, random_prompt
 
 SCHEMA = "potluck.benchmark.serving/1"
 MODEL_ID = "model"
@@ -168,7 +169,7 @@ class _Setting:
 
     def _serve(self, agent: LiveAgent, num_streams: int, sampling: str, seed: int) -> Served:
         (worker,) = agent.workers()
-        before = _cpu_seconds(agent.pid), _cpu_seconds(worker), _core_seconds(agent.port)
+        before = _used_seconds(agent, worker)
         bodies = [
             {
                 "model": MODEL_ID,
@@ -182,7 +183,7 @@ class _Setting:
             for index in range(num_streams)
         ]
         rate = _rate(_read(agent.port, bodies), self._num_tokens)
-        after = _cpu_seconds(agent.pid), _cpu_seconds(worker), _core_seconds(agent.port)
+        after = _used_seconds(agent, worker)
         per_thousand = 1000 / (num_streams * self._num_tokens)
         used = [per_thousand * (end - start) for start, end in zip(before, after, strict=True)]
         return Served(
@@ -251,21 +252,13 @@ def _rate(streams: Sequence[Stream], num_tokens: int) -> float:
             if b'"finish_reason":"stop"' in stream.received:
                 raise ShortAnswerError
             raise RuntimeError(stream.received[-1000:].decode(errors="replace"))
-    begun = max(stream.times[0] for stream in streams)
-    ended = min(stream.times[-1] for stream in streams)
-    tokens = sum(
-        sum(begun < at <= ended for at in stream.times) * num_tokens / len(stream.times)
-        for stream in streams
-    )
-    return tokens / (ended - begun)
+    return joint_rate([stream.times for stream in streams], num_tokens)
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process, with a resolution of nanoseconds."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
-    return total / 1e9
+def _used_seconds(agent: LiveAgent, worker: int) -> tuple[float, float, float]:
+    """Return the CPU time of the agent, of its worker, and of the worker's computing thread."""
+    own, its = (scheduled_seconds(pid)[0] for pid in (agent.pid, worker))
+    return own, its, _core_seconds(agent.port)
 
 
 def _core_seconds(port: int) -> float:

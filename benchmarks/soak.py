@@ -31,13 +31,8 @@ from typing import Any
 import psutil
 from circumstances import circumstances
 from command_line import documented_parser
-from live_cluster import (
-    LiveAgent,
-    LiveCluster,
-    num_descriptors,
-    resident_bytes,
-    wait_until,
-)
+from live_cluster import LiveAgent, LiveCluster, wait_until
+from processes import memory_bytes, num_descriptors
 from token_stream import Ask, TokenStream, stream_whole
 
 MODEL_ID = "model"
@@ -380,7 +375,7 @@ def _sample(cluster: LiveCluster, started_at: float) -> list[MemorySample]:
             agent=agent.number,
             pid=agent.pid,
             age=now - agent.started_at,
-            resident_bytes=resident_bytes(agent.pid),
+            resident_bytes=memory_bytes(agent.pid, "RssAnon"),
             num_descriptors=num_descriptors(agent.pid),
         )
         for agent in cluster.live()

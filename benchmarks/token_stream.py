@@ -134,3 +134,17 @@ def stream_whole(port: int, model: str, ask: Ask) -> TokenStream:
     if not stream.is_whole or stream.num_tokens != ask.max_tokens:
         raise RuntimeError(f"an undisturbed answer failed: {stream.status} {stream.error}")
     return stream
+
+
+def joint_rate(streams: Sequence[Sequence[float]], num_tokens: int) -> float:
+    """Return the tokens per second of all streams together, while all of them decode.
+
+    ``streams`` are the times of the events of each, which brought ``num_tokens``: text may wait for
+    the rest of a character, so that events are fewer than tokens.
+    """
+    begin = max(times[0] for times in streams)
+    end = min(times[-1] for times in streams)
+    tokens = sum(
+        num_tokens / len(times) * sum(begin < at <= end for at in times) for times in streams
+    )
+    return tokens / max(end - begin, 1e-9)

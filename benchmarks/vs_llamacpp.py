@@ -12,11 +12,9 @@ run at the same time.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from busy import busy
 from circumstances import circumstances
 from command_line import documented_parser
 from comparison import (
@@ -109,7 +108,7 @@ class Session:
         another setting.
         """
         is_known = (Side.THEIRS, setting.theirs) in self.samples
-        with busy_core() if setting.is_busy else contextlib.nullcontext():
+        with busy(int(setting.is_busy), core=max(os.sched_getaffinity(0))):
             for _ in range(self.num_rounds):
                 self._ours(setting)
                 if setting.isa in self.peers and not is_known:
@@ -183,18 +182,6 @@ class Session:
         if counted:
             key = (side, setting)
             self.samples[key] = self.samples.get(key, Rates()) + rates
-
-
-@contextlib.contextmanager
-def busy_core() -> Iterator[None]:
-    """Run another process that computes endlessly on the last core available to this one."""
-    core = max(os.sched_getaffinity(0))
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
-        try:
-            os.sched_setaffinity(spinner.pid, {core})
-            yield
-        finally:
-            spinner.kill()
 
 
 def parse_arguments() -> argparse.Namespace:

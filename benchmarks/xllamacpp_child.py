@@ -36,16 +36,26 @@ def build() -> dict[str, str]:
     }
 
 
+def cpu_params(model: str, *, num_threads: int, num_slots: int, slot_tokens: int) -> Any:
+    """Return the parameters of a server on CPUs, with ``slot_tokens`` of context in each slot."""
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.n_parallel = num_slots
+    params.n_ctx = num_slots * slot_tokens
+    params.n_gpu_layers = 0
+    params.cpuparams.n_threads = num_threads
+    params.cpuparams_batch.n_threads = num_threads
+    return params
+
+
 def open_server(case: dict[str, Any]) -> Any:
     """Open a server with the model loaded and a slot for each sequence."""
-    params = xllamacpp.CommonParams()
-    params.model.path = case["model"]
-    params.n_parallel = case["num_sequences"]
-    per_sequence = case["num_prompt_tokens"] + case["num_decode_tokens"] + 16
-    params.n_ctx = case["num_sequences"] * per_sequence
-    params.n_gpu_layers = 0
-    params.cpuparams.n_threads = case["num_threads"]
-    params.cpuparams_batch.n_threads = case["num_threads"]
+    params = cpu_params(
+        case["model"],
+        num_threads=case["num_threads"],
+        num_slots=case["num_sequences"],
+        slot_tokens=case["num_prompt_tokens"] + case["num_decode_tokens"] + 16,
+    )
     kinds = xllamacpp.llama_flash_attn_type
     params.flash_attn_type = (
         kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED
