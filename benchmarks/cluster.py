@@ -33,7 +33,7 @@ from circumstances import write_result
 from command_line import documented_parser
 from live_cluster import divided_among, wait_until
 from model_shapes import weights_bytes
-from token_stream import NO_END, random_prompt
+from token_stream import NO_END, random_prompt, together
 
 NUM_STAGES = (1, 2, 3)
 MODEL_ID = "model"
@@ -175,11 +175,7 @@ def _measure(served: Served, num_streams: int, num_prompt: int, num_new: int) ->
         barrier.wait()
         answers.append(_complete(served, prompt, num_new, seed=index))
 
-    threads = [threading.Thread(target=stream, args=(index,)) for index in range(num_streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(partial(stream, index) for index in range(num_streams))
     if len(answers) != num_streams:
         raise RuntimeError(f"{num_streams - len(answers)} of {num_streams} streams failed")
     started = min(answer[0] for answer in answers)

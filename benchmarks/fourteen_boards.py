@@ -37,7 +37,7 @@ from processes import UNEVICTABLE, memory_bytes
 from random_hugging_face import write_hugging_face
 from token_stream import NO_END
 
-from potluck.cluster.agent.asking import ask
+from potluck.cli.placing import result_of
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import PotluckError
@@ -312,10 +312,7 @@ class Board:
 
     def ask(self, method: str, **params: object) -> Any:
         """Call the agent over its control socket, and return the result."""
-        result = None
-        for document in ask(self.state.control_socket, method, params):
-            result = document.get("result")
-        return result
+        return result_of(self.state, method, params)
 
     def deploy(self, model: str, results: Sequence[BoardResult]) -> float:
         """Deploy ``model``, note in ``results`` what that says of the stages of the boards, and

@@ -19,13 +19,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from circumstances import circumstances
 from command_line import documented_parser
+from token_stream import together
 
 SCHEMA = "potluck.benchmark.gateway_memory/1"
 SAMPLE_SECONDS = 0.05
@@ -145,15 +146,6 @@ def post_all(address: tuple[str, int], path: str, body: bytes, count: int) -> Co
 
     together([post] * count)
     return statuses
-
-
-def together(calls: list[Callable[[], None]]) -> None:
-    """Make all calls, each on a thread."""
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @contextmanager

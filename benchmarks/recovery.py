@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from command_line import documented_parser
 from live_cluster import Document, LiveAgent, LiveCluster, wait_until
 from model_shapes import SHAPES
 from random_hugging_face import write_hugging_face
-from token_stream import Ask, TokenStream, random_prompt, stream_whole
+from token_stream import Ask, TokenStream, random_prompt, stream_whole, together
 
 MODEL_ID = "model"
 CONTEXT_TOKENS = 512
@@ -479,15 +480,12 @@ def _rate(cluster: LiveCluster, num_streams: int, num_prompt: int, num_new: int)
     chance = random.Random(SEED)
     streams = [TokenStream() for _ in range(num_streams)]
     port = cluster.agents[0].port
-    threads = []
+    calls = []
     for number, stream in enumerate(streams):
         prompt = random_prompt(chance, num_prompt)
         ask = Ask(prompt=prompt, max_tokens=num_new, seed=number, has_logprobs=False)
-        threads.append(threading.Thread(target=stream.read, args=(port, MODEL_ID, ask)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        calls.append(partial(stream.read, port, MODEL_ID, ask))
+    together(calls)
     for stream in streams:
         if not stream.is_whole:
             raise RuntimeError(f"a stream failed: {stream.status} {stream.error}")

@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,3 +148,12 @@ def joint_rate(streams: Sequence[Sequence[float]], num_tokens: int) -> float:
         num_tokens / len(times) * sum(begin < at <= end for at in times) for times in streams
     )
     return tokens / max(end - begin, 1e-9)
+
+
+def together(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls, each on a thread."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

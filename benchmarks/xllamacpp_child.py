@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-import threading
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import xllamacpp
+from token_stream import together
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "seed": 0}
 """As ``potluck.local.measuring.SAMPLED``: llama.cpp would add a top-k and a min-p."""
@@ -92,18 +93,12 @@ def _round(server: Any, case: dict[str, Any]) -> tuple[float, float]:
         )
         timings.append(answer["timings"])
 
-    threads = [
-        threading.Thread(
-            target=ask,
-            args=([_FIRST_TOKEN + draw.randrange(_NUM_TOKENS) for _ in range(num_tokens)],),
-        )
-        for num_tokens in [case["num_prompt_tokens"]] * case["num_sequences"]
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(timings) < len(threads):
+    def tokens() -> list[int]:
+        drawn = (draw.randrange(_NUM_TOKENS) for _ in range(case["num_prompt_tokens"]))
+        return [_FIRST_TOKEN + each for each in drawn]
+
+    together([partial(ask, tokens()) for _ in range(case["num_sequences"])])
+    if len(timings) < case["num_sequences"]:
         raise SystemExit("a completion failed")
     prompt_seconds = max(each["prompt_ms"] for each in timings) / 1000
     # The first token comes with the prompt.

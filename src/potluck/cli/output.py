@@ -81,7 +81,8 @@ def opened_model(
     from potluck.cli.options import resolve_arithmetic, resolve_backend, settings
 
     chosen = settings()
-    backend, arithmetic = resolve_backend(backend), resolve_arithmetic(arithmetic)
+    backend = resolve_backend(backend, chosen)
+    arithmetic = resolve_arithmetic(arithmetic, chosen)
 
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
