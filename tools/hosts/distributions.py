@@ -138,7 +138,7 @@ def describe_musl(folder: Path, keyrings: Path) -> Iterator[Host]:
     """Yield a host for each row and machine: Debian's build of musl, and Python as the row says.
     Nothing else is known, so the hosts are not complete.
     """
-    for row in _rows().musl:
+    for row in musl_distributions():
         archive = row.packages(keyrings)
         for architecture in row.architectures:
             machine = _MACHINES[architecture]

@@ -69,8 +69,8 @@ def opened_model(
     mmap: bool,
     arithmetic: ArithmeticChoice | None,
     cache_tokens: int | None = None,
-    states: int | None = None,
-    default_states: int | None = None,
+    states: int | None,
+    default_states: int | None,
     draft: str = OFF,
 ) -> Iterator[Model]:
     """Open a model with a progress bar, close it at the end.
