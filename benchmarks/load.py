@@ -26,6 +26,7 @@ from model_shapes import SHAPES
 from processes import UNEVICTABLE, memory_bytes
 from random_gguf import write_gguf
 from random_hugging_face import write_hugging_face
+from shapes import made
 
 from potluck.types.quantities import format_bytes
 from potluck.weights.load import BUFFER_BYTES
@@ -55,17 +56,10 @@ class ChildFailedError(Exception):
 
 def model_file(directory: Path, name: str) -> Path:
     """Return the path of the file of this name; create the file if it is missing."""
-    is_directory = name in _FLOATS
-    path = directory / name / "model.safetensors" if is_directory else directory / f"{name}.gguf"
-    done = path.with_suffix(".done")
-    if not done.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        if is_directory:
-            write_hugging_face(SHAPE, path.parent, name.upper())
-        else:
-            write_gguf(SHAPE, path, name.upper())
-        done.touch()
-    return path
+    if name in _FLOATS:
+        folder = made(directory / name, lambda each: write_hugging_face(SHAPE, each, name.upper()))
+        return folder / "model.safetensors"
+    return made(directory / f"{name}.gguf", lambda each: write_gguf(SHAPE, each, name.upper()))
 
 
 def prepare(path: Path, cache: str) -> None:

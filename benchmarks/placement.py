@@ -328,7 +328,6 @@ class _Served:
 def _model(name: str) -> Path:
     """Return a model of random weights, which is made if it is not there."""
     shape, _, type_name = name.partition("-")
-    _MODELS.mkdir(parents=True, exist_ok=True)
     return model_of(_MODELS, shape, type_name)
 
 

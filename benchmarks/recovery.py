@@ -36,6 +36,7 @@ from command_line import documented_parser
 from live_cluster import Document, LiveAgent, LiveCluster, wait_until
 from model_shapes import SHAPES
 from random_hugging_face import write_hugging_face
+from shapes import made
 from token_stream import Ask, TokenStream, random_prompt, stream_whole, together
 
 MODEL_ID = "model"
@@ -238,10 +239,7 @@ class _Bench:
         survivors = [agent for agent in self._cluster.live() if agent is not kill]
         with _watching(self.gateway, survivors) as watch:
             killed_at = time.monotonic()
-            if isinstance(kill, LiveAgent):
-                kill.kill()
-            else:
-                kill.kill()
+            kill.kill()
             reading.join(_GIVE_UP_SECONDS)
             again = stream
             if stream.error:
@@ -525,11 +523,12 @@ def _model(shape: str, work: Path) -> str:
     if shape == "demo":
         return shape
     folder = work / shape
-    if not (folder / "config.json").exists():
+
+    def write(unfinished: Path) -> None:
         print(f"making a model of shape {shape} in {folder}", file=sys.stderr)
-        work.mkdir(parents=True, exist_ok=True)
-        write_hugging_face(SHAPES[shape], folder, "BF16")
-    return str(folder.resolve())
+        write_hugging_face(SHAPES[shape], unfinished, "BF16")
+
+    return str(made(folder, write).resolve())
 
 
 if __name__ == "__main__":

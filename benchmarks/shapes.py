@@ -10,6 +10,7 @@ and are written a piece at a time, so that a model may be larger than the memory
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from command_line import documented_parser
@@ -18,18 +19,25 @@ from random_gguf import GGUF_TYPES, write_gguf
 from random_hugging_face import FLOAT_TYPES, write_hugging_face
 
 
+def made(path: Path, write: Callable[[Path], object]) -> Path:
+    """Return ``path``, which ``write`` makes if it is missing: under another name until it is
+    whole.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.part")
+        write(unfinished)
+        unfinished.rename(path)
+    return path
+
+
 def model_of(directory: Path, shape_name: str, type_name: str) -> Path:
     """Return the path of a model below ``directory``; make the model if it is missing."""
-    shape = SHAPES[shape_name]
-    path = directory / f"{shape_name}-{type_name}"
+    shape, path = SHAPES[shape_name], directory / f"{shape_name}-{type_name}"
     if type_name in FLOAT_TYPES:
-        if not path.exists():
-            write_hugging_face(shape, path, type_name)
-        return path
-    path = path.with_name(f"{path.name}.gguf")
-    if not path.exists():
-        write_gguf(shape, path, type_name)
-    return path
+        return made(path, lambda each: write_hugging_face(shape, each, type_name))
+    gguf_path = path.with_name(f"{path.name}.gguf")
+    return made(gguf_path, lambda each: write_gguf(shape, each, type_name))
 
 
 def main() -> None:

@@ -46,6 +46,7 @@ from model_shapes import SHAPES, Shape
 from peer_process import Run, RunFailedError, published
 from potluck_bench import run_potluck
 from random_gguf import GGUF_TYPES, write_gguf
+from shapes import made
 
 from potluck.host.cores import default_num_threads
 
@@ -96,12 +97,7 @@ class Session:
     def model(self, type_name: str) -> Path:
         """Return the path of a type's file; create the file if it is missing."""
         path = self.directory / f"{self.shape_name}-{type_name}.gguf"
-        if not path.exists():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
-            write_gguf(self.shape, unfinished, type_name)
-            unfinished.rename(path)
-        return path
+        return made(path, lambda each: write_gguf(self.shape, each, type_name))
 
     def measure(self, setting: Setting) -> None:
         """Run both sides alternately, once per round. llama.cpp does not run again what it ran for
