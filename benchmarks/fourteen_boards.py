@@ -13,8 +13,6 @@ Needs root, and version 1 of the kernel's memory controller.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import shutil
 import signal
@@ -35,7 +33,7 @@ from command_line import documented_parser
 from model_shapes import SHAPES, Shape, stored_bytes, weights_bytes
 from processes import UNEVICTABLE, memory_bytes
 from random_hugging_face import write_hugging_face
-from token_stream import NO_END
+from token_stream import NO_END, post_json
 
 from potluck.cli.placing import result_of
 from potluck.cluster.agent.state import StateDirectory
@@ -116,6 +114,13 @@ class BoardResult:
     worker_peak_bytes: int = 0
     board_peak_bytes: int = 0
     num_kills: int = 0
+
+    def cells(self, *sizes: int | None) -> str:
+        """Return the beginning of a row of a table: up to the seconds of loading."""
+        layers = "" if self.layers is None else f"[{self.layers[0]}, {self.layers[1]})"
+        seconds = "" if self.load_seconds is None else f"{self.load_seconds:.1f}"
+        shown = " ".join(f"{'' if each is None else format_bytes(each):>9}" for each in sizes)
+        return f"{self.board:5} {layers:>9} {shown} {seconds:>7}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -262,16 +267,11 @@ def result_lines(result: DrillResult) -> Iterator[str]:
         f"{'max usage':>9} {'read':>9} {'seconds':>7} {'hits':>5} {'kills':>5}"
     )
     for each in result.boards:
-        layers = "" if each.layers is None else f"[{each.layers[0]}, {each.layers[1]})"
-        sizes = (
+        cells = each.cells(
             *(each.cap_bytes, each.plan_bytes, each.worker_peak_bytes),
             *(each.board_peak_bytes, each.max_usage_bytes, each.read_bytes),
         )
-        yield (
-            f"{each.board:5} {layers:>9} {' '.join(map(size_cell, sizes))}"
-            f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
-            f" {each.num_limit_hits:5} {each.num_kills:5}"
-        )
+        yield f"{cells} {each.num_limit_hits:5} {each.num_kills:5}"
     for loss, seconds in result.losses:
         yield f"tried again: {loss} after {seconds:.1f} s"
     if result.failure:
@@ -281,11 +281,6 @@ def result_lines(result: DrillResult) -> Iterator[str]:
     if result.answer_seconds is not None:
         yield f"{result.num_tokens} tokens in {result.answer_seconds:.1f} s"
     yield f"killed by the kernel: {result.num_kills}"
-
-
-def size_cell(num_bytes: int | None) -> str:
-    """Return a size as a cell of a table; an empty cell if it is not known."""
-    return f"{'' if num_bytes is None else format_bytes(num_bytes):>9}"
 
 
 # Boards.
@@ -350,19 +345,8 @@ class Board:
             "temperature": 0,
             "logit_bias": NO_END,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-        connection.sock = connect(port)
-        try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            response = connection.getresponse()
-            text = response.read().decode()
-            if response.status != http.HTTPStatus.OK:
-                raise RuntimeError(f"HTTP status {response.status}: {text}")
-            answer = json.loads(text)
-            return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
-        finally:
-            connection.close()
+        answer = post_json(connect(port), "/v1/completions", body)
+        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
 
     def state_of_cluster(self) -> Any:
         """Return the cluster as this agent sees it, or None until the agent answers."""

@@ -279,12 +279,20 @@ class LiveCluster:
 
 @contextlib.contextmanager
 def divided_among(
-    cores: Sequence[int], model: Path, name: str, **options: object
+    cores: Sequence[int],
+    model: Path,
+    name: str,
+    *,
+    python: str = sys.executable,
+    **options: object,
 ) -> Iterator[LiveCluster]:
     """Run an agent on each of ``cores``, with the model divided among all of them; the first one
     coordinates. Raise ``RuntimeError`` if one of them has no stage.
     """
-    with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LiveCluster(Path(directory), python=python) as cluster,
+    ):
         for number, core in enumerate(cores):
             cluster.start(number, core=core)
         cluster.await_members()

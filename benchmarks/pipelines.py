@@ -12,6 +12,7 @@ PYTHON`` two agents of another version of Potluck, which that interpreter import
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 from circumstances import write_result
 from command_line import documented_parser
-from live_cluster import WORKER_MODULE, LiveAgent, LiveCluster
+from live_cluster import WORKER_MODULE, LiveAgent, divided_among
 from model_shapes import weights_bytes
 from processes import scheduled_seconds
 from token_stream import NO_END, random_prompt
@@ -203,28 +203,22 @@ def _cluster(
     arguments: argparse.Namespace, num_agents: int, python: str
 ) -> Iterator[list[LiveAgent]]:
     """Run ``num_agents`` agents with the model divided among them; the first one coordinates."""
-    cores = sorted(os.sched_getaffinity(0))
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        LiveCluster(Path(directory), python=python) as cluster,
-    ):
-        for number in range(num_agents):
-            agent = cluster.start(number, core=cores[number % len(cores)])
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    with divided_among(
+        list(itertools.islice(cores, num_agents)),
+        arguments.model,
+        MODEL_ID,
+        python=python,
+        context_tokens=512,
+        cache_tokens=arguments.streams * 512,
+        # Agents with equal memory get equal parts. Versions that place only by memory have no
+        # objective.
+        **({"objective": "memory"} if python == sys.executable else {}),
+    ) as cluster:
+        agents = [cluster.agents[number] for number in range(num_agents)]
+        for agent in agents:
             _prefer(agent.pid, arguments.nice)
-        cluster.await_members()
-        deployed = cluster.deploy(
-            cluster.agents[0],
-            str(arguments.model.resolve()),
-            MODEL_ID,
-            context_tokens=512,
-            cache_tokens=arguments.streams * 512,
-            # Agents with equal memory get equal parts. Versions that place only by memory have no
-            # objective.
-            **({"objective": "memory"} if python == sys.executable else {}),
-        )
-        if len(deployed["stages"]) != num_agents:
-            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {num_agents}")
-        yield [cluster.agents[number] for number in range(num_agents)]
+        yield agents
 
 
 def _processes(agents: Sequence[LiveAgent]) -> Iterator[tuple[str, int]]:

@@ -477,7 +477,7 @@ def _two_stages(
     """Compare one agent on the first core with two agents on a core each, all with drafts. The
     client is not bound: this process must not be bound to fewer cores when it starts the agents.
     """
-    options = {
+    options: dict[str, Any] = {
         "context_tokens": CONTEXT_TOKENS,
         "draft": "ngram",
         "objective": "throughput",  # stages that take the same time, on every agent

@@ -168,7 +168,7 @@ def measure_unequal(arguments: argparse.Namespace, type_name: str) -> Document:
     }
 
 
-def _options(num_agents: int) -> Mapping[str, object]:
+def _options(num_agents: int) -> Document:
     tensor_parallel = {"tensor_parallel": num_agents} if num_agents > 1 else {}
     return {"context_tokens": 1024, "draft": "off", **tensor_parallel}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -157,3 +159,18 @@ def together(calls: Iterable[Callable[[], object]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def post_json(connection: socket.socket, path: str, body: Mapping[str, object]) -> Any:
+    """Send a request on a new connection, close it, and return the JSON of the answer. Raise
+    ``RuntimeError`` for another status than 200.
+    """
+    client = http.client.HTTPConnection("127.0.0.1", connection.getpeername()[1])
+    client.sock = connection
+    with contextlib.closing(client):
+        client.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = client.getresponse()
+        text = response.read().decode()
+    if response.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"HTTP status {response.status}: {text}")
+    return json.loads(text)

@@ -12,10 +12,10 @@ sent to the one that does not coordinate.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from circumstances import write_result
 from live_cluster import LiveAgent, LiveCluster, wait_until
-from token_stream import Ask, TokenStream
+from token_stream import Ask, TokenStream, post_json
 
 SCHEMA = "potluck.benchmark.walks/1"
 
@@ -96,15 +96,8 @@ def _chat(port: int, seed: int) -> None:
     """Ask for one token of a sampled answer to a chat."""
     messages = [{"role": "user", "content": "Who are you?"}]
     body = {"model": "walked", "messages": messages, "max_tokens": 1, "seed": seed}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-    )
-    response = connection.getresponse()
-    text = response.read()
-    connection.close()
-    if response.status != http.HTTPStatus.OK:
-        raise RuntimeError(f"a request failed: {text.decode()}")
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    post_json(connection, "/v1/chat/completions", body)
 
 
 def measure(model: str, num_agents: int, work: Path) -> dict[str, dict[str, list[str]]]:

@@ -40,7 +40,6 @@ from fourteen_boards import (
     make_model,
     memory_group,
     sampling,
-    size_cell,
     start_board,
 )
 from model_shapes import SHAPES, weights_bytes
@@ -255,16 +254,11 @@ def result_lines(result: WeightsResult) -> Iterator[str]:
         f"{'stored':>9} {'worker':>9} {'board':>9} {'seconds':>7} {'kills':>5}"
     )
     for each in result.boards:
-        layers = "" if each.layers is None else f"[{each.layers[0]}, {each.layers[1]})"
-        sizes = (
+        cells = each.cells(
             *(each.plan_bytes, each.read_bytes, each.received_bytes, each.sent_bytes),
             *(each.stored_bytes, each.worker_peak_bytes, each.board_peak_bytes),
         )
-        yield (
-            f"{each.board:5} {layers:>9} {' '.join(map(size_cell, sizes))}"
-            f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
-            f" {each.num_kills:5}"
-        )
+        yield f"{cells} {each.num_kills:5}"
     yield (
         f"the hub sent {format_bytes(result.hub_bytes)}, {format_bytes(result.repeated_bytes)} of "
         f"it again; its interface {format_bytes(result.uplink_bytes)}; "
