@@ -10,7 +10,6 @@ and on the output of one layer whose activations have heavy tails.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -23,6 +22,7 @@ from unittest import mock
 
 import numpy as np
 from circumstances import circumstances
+from command_line import documented_parser
 from numpy.typing import NDArray
 from support.reference import ops as reference_ops
 from support.reference.engine import ReferenceEngine
@@ -280,9 +280,7 @@ def _deviation(x: F32) -> float:
 
 def main() -> None:
     """Compute both, write and print them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--documents", type=int, default=HELD_OUT_DOCUMENTS)
     arguments = parser.parse_args()

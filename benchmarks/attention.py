@@ -22,7 +22,6 @@ those of the fastest by CPU time, so that what else runs on the machine disturbs
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from circumstances import circumstances
+from circumstances import write_result
 from numpy.typing import NDArray
 
 from potluck.kernels import Kernels, available_isas, kernels_for
@@ -389,14 +388,12 @@ def main() -> None:
                     f" without), prefill {row['prefill_seconds']:.3g} s",
                     flush=True,
                 )
-    record = {
-        "schema": SCHEMA,
-        **circumstances(),
+    found = {
         "num_threads": 1,
         "prefill_tokens": PREFILL_TOKENS,
         "results": results,
     }
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    write_result(arguments.out, SCHEMA, found, indent=2)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from busy import busy
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.host.cores import default_num_threads
 from potluck.local import Model
@@ -36,22 +33,6 @@ class Sample:
 
     prefill: float
     decode: float
-
-
-@contextmanager
-def busy_process(core: int | None) -> Iterator[None]:
-    """Run a process that computes endlessly, on ``core`` or wherever the system puts it."""
-    # In a session of its own, as another user's: the system shares its cores out among sessions
-    # first, where it groups them (sched_autogroup).
-    command = [sys.executable, "-c", "while True: pass"]
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        if core is not None:
-            os.sched_setaffinity(process.pid, {core})
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def measure(model: Model, prompt_tokens: int, decode_tokens: int) -> Sample:
@@ -78,9 +59,7 @@ def ratios_of(samples: list[Sample], base: list[Sample]) -> Sample:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", help="a directory, a .gguf file, or demo")
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--threads", type=int, default=default_num_threads())
@@ -102,7 +81,8 @@ def main() -> None:
     ):
         for round_index in range(arguments.rounds + 1):
             for name, model in (("alone", threads), ("one_thread", one_thread), ("busy", threads)):
-                with busy_process(arguments.core) if name == "busy" else nullcontext():
+                num_busy = int(name == "busy")
+                with busy(num_busy, core=arguments.core, in_session=True):
                     sample = measure(model, arguments.prompt, arguments.decode)
                 if round_index > 0:  # the first warms up
                     samples[name].append(sample)

@@ -14,7 +14,6 @@ One stage of the whole 1B shape in Q8_0, with random weights:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.cluster.worker.block_keeper import BlockKeeper
 from potluck.cluster.worker.block_store import BlockStore
@@ -68,9 +68,7 @@ _CONFIG = plain_config(
 
 def main() -> None:
     """Measure, and print one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=30_000)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")

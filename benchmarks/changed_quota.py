@@ -10,7 +10,6 @@ none, one core, half a core, and none again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.engines.native import pool
 from potluck.host.cores import WATCH_SECONDS, CoreWatch, own_usable_cores
@@ -67,9 +67,7 @@ def decode_rate(model: Model, num_tokens: int, temperature: float) -> float:
 
 def main() -> None:
     """Measure alternately, print the medians, and write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", help="a directory, a .gguf file, or demo")
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--rounds", type=int, default=5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import ssl
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,10 +28,20 @@ def circumstances() -> dict[str, object]:
     }
 
 
+def write_result(
+    path: Path | None, schema: str, results: Mapping[str, object], *, indent: int | None = None
+) -> None:
+    """Write a result file of ``schema`` with the circumstances of now; nothing if ``path`` is
+    None.
+    """
+    if path is not None:
+        document = {"schema": schema, **circumstances(), **results}
+        path.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")
+
+
 def edge_circumstances(warm_up_rounds: int) -> dict[str, object]:
-    """Return ``circumstances()`` and what else affects measurements of edges."""
+    """Return what affects measurements of edges in addition to ``circumstances``."""
     return {
-        **circumstances(),
         "num_cpus": os.cpu_count(),
         "openssl": ssl.OPENSSL_VERSION,
         "warm_up_rounds": warm_up_rounds,

@@ -11,8 +11,8 @@ beside them: alone on one core, and with as many RPC servers as there are stages
 
 from __future__ import annotations
 
-import argparse
 import http.client
+import itertools
 import json
 import os
 import random
@@ -20,34 +20,26 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
-
-from potluck.cluster.agent.asking import ask
-from potluck.cluster.agent.state import StateDirectory
-from potluck.cluster.network.trust.secret import generate_secret
-from potluck.host.child_environment import SECRET_VARIABLE
+from circumstances import write_result
+from command_line import documented_parser
+from live_cluster import divided_among, wait_until
+from model_shapes import weights_bytes
+from token_stream import NO_END, random_prompt, together
 
 NUM_STAGES = (1, 2, 3)
 MODEL_ID = "model"
 SEED = 1
-NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this number."""
-FIRST_TOKEN_ID = 300
-END_TOKENS = (2, 6)
-"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
-"""
 
 _SECONDS = 120.0
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +65,7 @@ class Served:
 
 def main() -> None:
     """Start everything, ask in turn, print ratios, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
@@ -113,15 +103,14 @@ def main() -> None:
             f"   ×{row['decode_ratio']:.3f} of one stage ({row['decode_ratio_range'][0]:.3f}"
             f" to {row['decode_ratio_range'][1]:.3f})"
         )
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.cluster/1",
-            **_circumstances(arguments),
-            "medians": rows,
-            "samples": [asdict(sample) for sample in samples],
-            "failures": failures,
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    results = {
+        "cores": sorted(os.sched_getaffinity(0)),
+        "model_bytes": weights_bytes(arguments.model),
+        "medians": rows,
+        "samples": [asdict(sample) for sample in samples],
+        "failures": failures,
+    }
+    write_result(arguments.output, "potluck.benchmark.cluster/1", results)
 
 
 # The measured servers.
@@ -130,45 +119,20 @@ def main() -> None:
 @contextmanager
 def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
     """Run a cluster of ``num_stages`` agents with the model divided among all of them."""
-    with ExitStack() as opened:
-        directory = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        environment = {**os.environ, SECRET_VARIABLE: generate_secret()}
-        states = [StateDirectory(directory / str(index)) for index in range(num_stages)]
-        join: list[str] = []
-        address = ""
-        for index, state in enumerate(states):
-            command = [sys.executable, "-m", "potluck", "up", "--state", str(state.path)]
-            command += ["--threads", "1", "--http", "127.0.0.1:0", *join]
-            process = opened.enter_context(
-                _process(command, index, env=environment, stdout=subprocess.PIPE)
-            )
-            assert process.stdout is not None
-            line = process.stdout.readline().decode().strip()
-            if not line:
-                raise RuntimeError("an agent did not start")
-            address = address or line
-            if index == 0:
-                join = ["--join", _ask(state, "state")["nodes"][0]["address"]]
-        deadline = time.monotonic() + _SECONDS
-        while len(_ask(states[0], "state")["nodes"]) < num_stages:
-            if time.monotonic() > deadline:
-                raise RuntimeError("the agents did not find each other")
-            time.sleep(_POLL_SECONDS)
-        request = {
-            "model": str(model.resolve()),
-            "model_id": MODEL_ID,
-            "context_tokens": 512,
-            "objective": "memory",
-            "prefix_cache": False,
-        }
-        deployed = _ask(states[0], "deploy", **request)
-        if len(deployed["stages"]) != num_stages:
-            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {num_stages}")
+    own_cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    with divided_among(
+        list(itertools.islice(own_cores, num_stages)),
+        model,
+        MODEL_ID,
+        context_tokens=512,
+        objective="memory",
+        prefix_cache=False,
+    ) as cluster:
         yield Served(
             system="potluck",
             num_stages=num_stages,
-            port=int(address.rpartition(":")[2]),
-            extra={"logit_bias": {str(token): -100 for token in END_TOKENS}},
+            port=cluster.agents[0].port,
+            extra={"logit_bias": NO_END},
         )
 
 
@@ -184,17 +148,18 @@ def _llama(
         if num_stages > 1:
             peers = []
             for index in range(num_stages):
-                peers.append(f"127.0.0.1:{_free_port()}")
+                peers.append(_free_port())
                 remote = [str(folder / "rpc-server"), "-H", "127.0.0.1", "-t", "1"]
-                remote += ["-p", peers[-1].rpartition(":")[2]]
+                remote += ["-p", str(peers[-1])]
                 opened.enter_context(_process(remote, index, stdout=subprocess.DEVNULL))
             for peer in peers:
-                _wait_until(lambda peer=peer: _accepts(int(peer.rpartition(":")[2])))  # type: ignore[misc]
-            command += ["-ngl", "999", "--rpc", ",".join(peers)]
+                wait_until(partial(_accepts, peer), within=_SECONDS, what="an RPC server accepts")
+            addresses = ",".join(f"127.0.0.1:{peer}" for peer in peers)
+            command += ["-ngl", "999", "--rpc", addresses]
         opened.enter_context(
             _process(command, 0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )
-        _wait_until(lambda: _is_healthy(port))
+        wait_until(lambda: _is_healthy(port), within=_SECONDS, what="llama-server is healthy")
         yield Served(
             system="llama.cpp", num_stages=num_stages, port=port, extra={"ignore_eos": True}
         )
@@ -206,16 +171,11 @@ def _measure(served: Served, num_streams: int, num_prompt: int, num_new: int) ->
     answers: list[tuple[float, float, float]] = []
 
     def stream(index: int) -> None:
-        rng = random.Random(SEED + index)
-        prompt = [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(num_prompt)]
+        prompt = random_prompt(random.Random(SEED + index), num_prompt)
         barrier.wait()
         answers.append(_complete(served, prompt, num_new, seed=index))
 
-    threads = [threading.Thread(target=stream, args=(index,)) for index in range(num_streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(partial(stream, index) for index in range(num_streams))
     if len(answers) != num_streams:
         raise RuntimeError(f"{num_streams - len(answers)} of {num_streams} streams failed")
     started = min(answer[0] for answer in answers)
@@ -309,13 +269,13 @@ def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _process(command: list[str], index: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _process(command: list[str], index: int, **options: Any) -> Iterator[None]:
     """Run a process and its children on one core until the end of the block."""
     cores = sorted(os.sched_getaffinity(0))
     core = str(cores[index % len(cores)])
     process = subprocess.Popen(["taskset", "-c", core, *command], **options)
     try:
-        yield process
+        yield
     finally:
         process.terminate()
         try:
@@ -323,15 +283,6 @@ def _process(command: list[str], index: int, **options: Any) -> Iterator[subproc
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _ask(state: StateDirectory, method: str, **params: object) -> Any:
-    result = None
-    for document in ask(state.control_socket, method, params):
-        result = document.get("result")
-    return result
 
 
 def _free_port() -> int:
@@ -357,24 +308,6 @@ def _is_healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise RuntimeError("it did not start")
-        time.sleep(_POLL_SECONDS)
-
-
-def _circumstances(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return everything that is needed to repeat the measurement."""
-    weights = [arguments.model] if arguments.model.is_file() else arguments.model.glob("*.saf*")
-    return {
-        **circumstances(),
-        "cores": sorted(os.sched_getaffinity(0)),
-        "model_bytes": sum(path.stat().st_size for path in weights),
-    }
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ counts, so that other programs disturb little; with more, the clock's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -21,7 +20,8 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 from model_shapes import SHAPES, Shape
 from random_weights import random_rows
 
@@ -95,9 +95,7 @@ class Clock:
 
 def main() -> None:
     """Measure, print a table of errors, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa")
     parser.add_argument("--shapes", nargs="*", default=[name for name, _ in CASES])
@@ -124,18 +122,15 @@ def main() -> None:
             print(f"{what} {milliseconds} {error}", flush=True)
     summary = {kind: errors(results, kind) for kind in ("decode", "prefill", "head", "whole", "")}
     print(json.dumps(summary, indent=1))
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.cost_model/1",
-            **circumstances(),
-            "num_threads": arguments.threads,
-            "isa": isa,
-            "clock": clock.name,
-            "trial": flat(rates) | flat(figures),
-            "summary": summary,
-            "results": results,
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    found = {
+        "num_threads": arguments.threads,
+        "isa": isa,
+        "clock": clock.name,
+        "trial": flat(rates) | flat(figures),
+        "summary": summary,
+        "results": results,
+    }
+    write_result(arguments.output, "potluck.benchmark.cost_model/1", found)
 
 
 def errors(results: list[dict[str, Any]], kind: str) -> dict[str, float]:

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from circumstances import edge_circumstances
+from circumstances import edge_circumstances, write_result
+from command_line import documented_parser
 
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_end
@@ -54,7 +55,7 @@ DEADLINE_SECONDS = 30.0
 
 def main() -> None:
     """Measure every number of members and size, print a table, write the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
+    parser = documented_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--delay", type=float, help="milliseconds each way, between hosts")
     parser.add_argument("--output", type=Path)
@@ -76,18 +77,12 @@ def main() -> None:
                 f"   {result['megabytes_per_second']:7.0f} MB/s received",
                 flush=True,
             )
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.exchange/1",
-            **edge_circumstances(WARM_UP_ROUNDS),
-            "results": results,
-        }
-        document["delay_milliseconds"] = arguments.delay
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints the docstring unchanged."""
+    found = {
+        **edge_circumstances(WARM_UP_ROUNDS),
+        "results": results,
+        "delay_milliseconds": arguments.delay,
+    }
+    write_result(arguments.output, "potluck.benchmark.exchange/1", found)
 
 
 def _node(member: int) -> NodeId:

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import gguf
 import llama_cpp
 import numpy as np
 from circumstances import circumstances
+from command_line import documented_parser
 from numpy.typing import NDArray
 
 _TESTS = Path(__file__).parents[1] / "tests"
@@ -72,93 +74,70 @@ class Model:
 
 def models() -> Iterator[Model]:
     """Yield all cases that have GGUF files."""
-
-    def write_dense(case: dense.Case) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            model = make_random_model(case.family, case.settings, folder, seed=3)
-            path = folder / "model.gguf"
-            write_dense_gguf(path, model, case.architecture, case.metadata, rewrite=case.rewrite)
-            return path
-
-        return write
-
-    def write_gemma(case: gemma.Case) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            model = make_gemma(case.family, case.settings, folder, wrapper=case.wrapper, seed=12)
-            write_gemma_gguf(folder / "model.gguf", model)
-            return folder / "model.gguf"
-
-        return write
-
-    def write_experts(case: experts.Case) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            model = make_expert_model(case.family, case.settings, folder, seed=5)
-            write_expert_gguf(folder / "model.gguf", model)
-            return folder / "model.gguf"
-
-        return write
-
-    def write_latent(case: latent.Case, has_joint_up: bool) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            # llama.cpp knows models with full-rank queries by their number of layers.
-            is_lite = case.settings["q_lora_rank"] is None
-            settings = {**case.settings, **({"num_hidden_layers": 27} if is_lite else {})}
-            model = make_expert_model(case.family, settings, folder, seed=5)
-            write_expert_gguf(folder / "model.gguf", model, has_joint_up=has_joint_up)
-            return folder / "model.gguf"
-
-        return write
-
-    def write_gated_delta(case: gated_delta.Case) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            model = make_gated_delta_model(
-                case.family, case.settings, folder, seed=5, sees=case.sees
-            )
-            write_gated_delta_gguf(folder / "model.gguf", model)
-            return folder / "model.gguf"
-
-        return write
-
-    def write_hybrid(case: hybrids.Case) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            model = make_hybrid_model(case.family, case.settings, folder, seed=5)
-            write_hybrid_gguf(folder / "model.gguf", model)
-            return folder / "model.gguf"
-
-        return write
-
-    def write_mamba(case: mambas.Case) -> Callable[[Path], Path]:
-        def write(folder: Path) -> Path:
-            model = make_mamba_model(case.family, case.settings, folder, seed=5)
-            write_mamba_gguf(folder / "model.gguf", model)
-            return folder / "model.gguf"
-
-        return write
-
     for case in dense.CASES:
         if case.architecture:
-            yield Model(name=case.name, family=case.family, write=write_dense(case))
-    for each in gemma.GGUF_CASES:
-        yield Model(name=each.name, family=each.family, write=write_gemma(each))
-    for one in experts.CASES:
-        if one.has_gguf:
-            yield Model(name=one.name, family=one.family, write=write_experts(one))
-    for any_latent in latent.CASES:
-        if any_latent.has_gguf:
-            for ending, is_old in (("", False), ("-old-file", True)):
-                yield Model(
-                    name=f"{any_latent.name}{ending}",
-                    family=any_latent.family,
-                    write=write_latent(any_latent, is_old),
-                )
-    for net in gated_delta.WITH_GGUF:
-        yield Model(name=net.name, family=net.family, write=write_gated_delta(net))
-    for hybrid in hybrids.CASES:
-        if hybrid.has_gguf:
-            yield Model(name=hybrid.name, family=hybrid.family, write=write_hybrid(hybrid))
-    for mamba in mambas.CASES:
-        if mamba.has_gguf:
-            yield Model(name=mamba.name, family=mamba.family, write=write_mamba(mamba))
+            yield _model(case, _write_dense)
+    for case in gemma.GGUF_CASES:
+        yield _model(case, _write_gemma)
+    for case in experts.CASES:
+        if case.has_gguf:
+            yield _model(case, _write_experts)
+    for case in latent.CASES:
+        if case.has_gguf:
+            yield _model(case, partial(_write_latent, has_joint_up=False))
+            yield _model(case, partial(_write_latent, has_joint_up=True), "-old-file")
+    for case in gated_delta.WITH_GGUF:
+        yield _model(case, _write_gated_delta)
+    for case in hybrids.CASES:
+        if case.has_gguf:
+            yield _model(case, _write_hybrid)
+    for case in mambas.CASES:
+        if case.has_gguf:
+            yield _model(case, _write_mamba)
+
+
+def _model(case: Any, write: Callable[[Any, Path, Path], object], ending: str = "") -> Model:
+    def write_to(folder: Path) -> Path:
+        path = folder / "model.gguf"
+        write(case, folder, path)
+        return path
+
+    return Model(name=f"{case.name}{ending}", family=case.family, write=write_to)
+
+
+def _write_dense(case: dense.Case, folder: Path, path: Path) -> None:
+    model = make_random_model(case.family, case.settings, folder, seed=3)
+    write_dense_gguf(path, model, case.architecture, case.metadata, rewrite=case.rewrite)
+
+
+def _write_gemma(case: gemma.Case, folder: Path, path: Path) -> None:
+    model = make_gemma(case.family, case.settings, folder, wrapper=case.wrapper, seed=12)
+    write_gemma_gguf(path, model)
+
+
+def _write_experts(case: experts.Case, folder: Path, path: Path) -> None:
+    write_expert_gguf(path, make_expert_model(case.family, case.settings, folder, seed=5))
+
+
+def _write_latent(case: latent.Case, folder: Path, path: Path, *, has_joint_up: bool) -> None:
+    # llama.cpp knows models with full-rank queries by their number of layers.
+    is_lite = case.settings["q_lora_rank"] is None
+    settings = {**case.settings, **({"num_hidden_layers": 27} if is_lite else {})}
+    model = make_expert_model(case.family, settings, folder, seed=5)
+    write_expert_gguf(path, model, has_joint_up=has_joint_up)
+
+
+def _write_gated_delta(case: gated_delta.Case, folder: Path, path: Path) -> None:
+    model = make_gated_delta_model(case.family, case.settings, folder, seed=5, sees=case.sees)
+    write_gated_delta_gguf(path, model)
+
+
+def _write_hybrid(case: hybrids.Case, folder: Path, path: Path) -> None:
+    write_hybrid_gguf(path, make_hybrid_model(case.family, case.settings, folder, seed=5))
+
+
+def _write_mamba(case: mambas.Case, folder: Path, path: Path) -> None:
+    write_mamba_gguf(path, make_mamba_model(case.family, case.settings, folder, seed=5))
 
 
 def with_vocabulary(path: Path) -> Path:
@@ -265,9 +244,7 @@ def compare_apart(name: str, family: str) -> dict[str, Any]:
 
 def main() -> None:
     """Compare, and write the result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--child", help=argparse.SUPPRESS)

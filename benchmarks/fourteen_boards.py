@@ -12,29 +12,30 @@ Needs root, and version 1 of the kernel's memory controller.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import http.client
-import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
-from model_shapes import SHAPES, Shape, stored_bytes
+from circumstances import write_result
+from command_line import documented_parser
+from model_shapes import SHAPES, Shape, stored_bytes, weights_bytes
+from processes import UNEVICTABLE, memory_bytes
 from random_hugging_face import write_hugging_face
+from token_stream import NO_END, post_json
 
-from potluck.cluster.agent.asking import ask
+from potluck.cli.placing import result_of
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import PotluckError
@@ -51,9 +52,6 @@ MAX_LOSSES = 3
 
 NOT_SHOWN = 3
 """The exit status if control groups cannot be created."""
-
-END_TOKENS = (2, 6)
-"""End tokens of demo's tokenizer, which are not sampled, so that the answer has its full length."""
 
 SMALL = Shape(
     hidden_size=1024,
@@ -105,21 +103,35 @@ class BoardResult:
     """The result of one board; unknown values are None. All sizes are in bytes.
 
     ``worker_peak_bytes``: the largest RssAnon + RssShmem of the worker; ``board_peak_bytes``: of
-    worker and agent together. ``max_usage_bytes`` is the control group's, file pages included;
-    ``num_limit_hits`` counts how often it was full, so that the kernel dropped some.
+    worker and agent together.
     """
 
     board: int
-    cap_bytes: int
     layers: tuple[int, int] | None = None
     plan_bytes: int | None = None
-    worker_peak_bytes: int = 0
-    board_peak_bytes: int = 0
-    max_usage_bytes: int = 0
     read_bytes: int | None = None
     load_seconds: float | None = None
-    num_limit_hits: int = 0
+    worker_peak_bytes: int = 0
+    board_peak_bytes: int = 0
     num_kills: int = 0
+
+    def cells(self, *sizes: int | None) -> str:
+        """Return the beginning of a row of a table: up to the seconds of loading."""
+        layers = "" if self.layers is None else f"[{self.layers[0]}, {self.layers[1]})"
+        seconds = "" if self.load_seconds is None else f"{self.load_seconds:.1f}"
+        shown = " ".join(f"{'' if each is None else format_bytes(each):>9}" for each in sizes)
+        return f"{self.board:5} {layers:>9} {shown} {seconds:>7}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CappedBoardResult(BoardResult):
+    """``max_usage_bytes`` is the control group's, file pages included; ``num_limit_hits`` counts
+    how often it was full, so that the kernel dropped some.
+    """
+
+    cap_bytes: int
+    max_usage_bytes: int = 0
+    num_limit_hits: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +144,7 @@ class DrillResult:
 
     is_naive: bool
     model_bytes: int
-    boards: list[BoardResult]
+    boards: list[CappedBoardResult]
     deploy_seconds: float | None = None
     answer_seconds: float | None = None
     num_tokens: int = 0
@@ -163,9 +175,7 @@ class DrillResult:
 
 def main() -> None:
     """Run the drill, print a line for every board, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--small", action="store_true", help="1 GB on boards of 272 MiB")
     parser.add_argument("--naive", action="store_true", help="every stage loads both ends too")
     parser.add_argument("--work", type=Path, default=_WORK, help="folder for the model")
@@ -180,14 +190,11 @@ def main() -> None:
         sys.exit(NOT_SHOWN)
     for line in result_lines(result):
         print(line)
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.fourteen_boards/1",
-            **circumstances(),
-            "num_kills": result.num_kills,
-            **asdict(result),
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    results = {
+        "num_kills": result.num_kills,
+        **asdict(result),
+    }
+    write_result(arguments.output, "potluck.benchmark.fourteen_boards/1", results)
     complaints = result.complaints()
     for complaint in complaints:
         print(f"not as it should be: {complaint}", file=sys.stderr)
@@ -221,8 +228,10 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
     """
     result = DrillResult(
         is_naive=is_naive,
-        model_bytes=sum(path.stat().st_size for path in model.glob("*.safetensors")),
-        boards=[BoardResult(board=index, cap_bytes=drill.cap_bytes) for index in range(NUM_BOARDS)],
+        model_bytes=weights_bytes(model),
+        boards=[
+            CappedBoardResult(board=index, cap_bytes=drill.cap_bytes) for index in range(NUM_BOARDS)
+        ],
     )
     with ExitStack() as opened:
         groups = [
@@ -239,17 +248,15 @@ def run_drill(drill: Drill, model: Path, *, is_naive: bool) -> DrillResult:
                 _deploy_and_ask(boards[0], model, result)
             except (PotluckError, OSError, RuntimeError) as error:
                 result.failure = str(error)
-            is_loss = result.failure.endswith("was lost") and not any(map(_num_kills, groups))
+            is_loss = result.failure.endswith("was lost") and not any(map(num_kills, groups))
             if not is_loss or len(result.losses) == MAX_LOSSES:
                 break
             result.losses.append((result.failure, time.monotonic() - started))
             await_boards(boards, _START_SECONDS)
         for board, into in zip(boards, result.boards, strict=True):
-            into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
-            into.board_peak_bytes = sampler.board_peaks.get(board.group, 0)
+            sampler.report(board, into)
             into.max_usage_bytes = _number(board.group / "memory.max_usage_in_bytes")
             into.num_limit_hits = _number(board.group / "memory.failcnt")
-            into.num_kills = _num_kills(board.group)
     return result
 
 
@@ -260,14 +267,11 @@ def result_lines(result: DrillResult) -> Iterator[str]:
         f"{'max usage':>9} {'read':>9} {'seconds':>7} {'hits':>5} {'kills':>5}"
     )
     for each in result.boards:
-        layers = "" if each.layers is None else f"[{each.layers[0]}, {each.layers[1]})"
-        yield (
-            f"{each.board:5} {layers:>9} {format_bytes(each.cap_bytes):>9} {_size(each.plan_bytes)}"
-            f" {_size(each.worker_peak_bytes)} {_size(each.board_peak_bytes)}"
-            f" {_size(each.max_usage_bytes)} {_size(each.read_bytes)}"
-            f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
-            f" {each.num_limit_hits:5} {each.num_kills:5}"
+        cells = each.cells(
+            *(each.cap_bytes, each.plan_bytes, each.worker_peak_bytes),
+            *(each.board_peak_bytes, each.max_usage_bytes, each.read_bytes),
         )
+        yield f"{cells} {each.num_limit_hits:5} {each.num_kills:5}"
     for loss, seconds in result.losses:
         yield f"tried again: {loss} after {seconds:.1f} s"
     if result.failure:
@@ -279,11 +283,12 @@ def result_lines(result: DrillResult) -> Iterator[str]:
     yield f"killed by the kernel: {result.num_kills}"
 
 
-def _size(num_bytes: int | None) -> str:
-    return f"{'' if num_bytes is None else format_bytes(num_bytes):>9}"
-
-
 # Boards.
+
+
+def connect_here(port: int) -> socket.socket:
+    """Connect to a port of this host."""
+    return socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,12 +300,53 @@ class Board:
     agent: subprocess.Popen[bytes]
     log: Path
 
+    def end(self) -> None:
+        """Kill the agent and wait for its end."""
+        self.agent.kill()
+        self.agent.wait()
+
     def ask(self, method: str, **params: object) -> Any:
         """Call the agent over its control socket, and return the result."""
-        result = None
-        for document in ask(self.state.control_socket, method, params):
-            result = document.get("result")
-        return result
+        return result_of(self.state, method, params)
+
+    def deploy(self, model: str, results: Sequence[BoardResult]) -> float:
+        """Deploy ``model``, note in ``results`` what that says of the stages of the boards, and
+        return the seconds that it took.
+        """
+        started = time.monotonic()
+        deployed = self.ask(
+            "deploy",
+            model=model,
+            model_id="model",
+            context_tokens=CONTEXT_TOKENS,
+            objective="memory",
+        )
+        seconds = time.monotonic() - started
+        numbers = {node_id(index): index for index in range(len(results))}
+        for stage in deployed["stages"]:
+            into = results[numbers[stage["node_id"]]]
+            into.layers = (stage["start_layer"], stage["end_layer"])
+            into.plan_bytes = stage["num_bytes"]
+            into.read_bytes = stage["read_bytes"]
+            into.load_seconds = stage["load_seconds"]
+        return seconds
+
+    def complete(self, connect: Callable[[int], socket.socket] = connect_here) -> tuple[str, int]:
+        """Have the model continue a text. Return the answer's text and its number of tokens.
+
+        ``connect`` opens a connection to a port of the host of the agent that serves HTTP.
+        """
+        (address,) = filter(None, (node.get("http_address") for node in self.ask("state")["nodes"]))
+        port = int(address.rpartition(":")[2])
+        body = {
+            "model": "model",
+            "prompt": "The old boat",
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+            "logit_bias": NO_END,
+        }
+        answer = post_json(connect(port), "/v1/completions", body)
+        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
 
     def state_of_cluster(self) -> Any:
         """Return the cluster as this agent sees it, or None until the agent answers."""
@@ -370,7 +416,8 @@ def _number(path: Path) -> int:
     return int(path.read_text(encoding="ascii"))
 
 
-def _num_kills(group: Path) -> int:
+def num_kills(group: Path) -> int:
+    """Return how many processes of a group the kernel has killed for lack of memory."""
     for line in (group / "memory.oom_control").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
@@ -393,25 +440,11 @@ def _start_boards(
     join: list[str] = []
     deadline = time.monotonic() + _START_SECONDS
     for index, group in enumerate(groups):
-        folder = directory / str(index)
-        folder.mkdir()
-        state = StateDirectory(folder / "state")
-        state.path.mkdir(mode=0o700)
-        (state.path / "node-id").write_text(node_id(index) + "\n", encoding="ascii")
         http_address = ["--no-http"] if boards else ["--http", "127.0.0.1:0"]
-        options = ["up", "--state", str(state.path), "--threads", "1", *http_address, *join]
-        log = folder / "log"
-        into_group = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
-        with log.open("wb") as file:
-            agent = subprocess.Popen(
-                ["sh", "-c", into_group, "sh", *command, *options],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-        opened.callback(end_agent, agent)
-        boards.append(Board(group=group, state=state, agent=agent, log=log))
+        started = [*command, "up", "--threads", "1", *http_address, *join]
+        board = start_board(index, group, directory / str(index), started, environment)
+        opened.callback(board.end)
+        boards.append(board)
         if not join:
             while (seen := boards[0].state_of_cluster()) is None:
                 _pause_until(deadline, "the first agent did not start")
@@ -421,6 +454,27 @@ def _start_boards(
         for name in ("memory.max_usage_in_bytes", "memory.failcnt"):
             (board.group / name).write_text("0", encoding="ascii")
     return boards
+
+
+def start_board(
+    index: int, group: Path, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> Board:
+    """Run an agent in a control group, with its state and its log in the new folder ``folder``."""
+    folder.mkdir()
+    state = StateDirectory(folder / "state")
+    state.path.mkdir(mode=0o700)
+    (state.path / "node-id").write_text(node_id(index) + "\n", encoding="ascii")
+    log = folder / "log"
+    into_group = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
+    with log.open("wb") as file:
+        agent = subprocess.Popen(
+            ["sh", "-c", into_group, "sh", *command, "--state", str(state.path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    return Board(group=group, state=state, agent=agent, log=log)
 
 
 def await_boards(boards: list[Board], seconds: float) -> None:
@@ -455,61 +509,12 @@ def _pause_until(deadline: float, failure: str) -> None:
     time.sleep(0.2)
 
 
-def end_agent(agent: subprocess.Popen[bytes]) -> None:
-    """Kill an agent and wait for its end."""
-    agent.kill()
-    agent.wait()
-
-
 def _deploy_and_ask(board: Board, model: Path, result: DrillResult) -> None:
     """Fill in ``result`` what the deployment says and how long all took."""
+    result.deploy_seconds = board.deploy(str(model.resolve()), result.boards)
     started = time.monotonic()
-    deployed = board.ask(
-        "deploy",
-        model=str(model.resolve()),
-        model_id="model",
-        context_tokens=CONTEXT_TOKENS,
-        objective="memory",
-    )
-    result.deploy_seconds = time.monotonic() - started
-    numbers = {node_id(index): index for index in range(NUM_BOARDS)}
-    for stage in deployed["stages"]:
-        into = result.boards[numbers[stage["node_id"]]]
-        into.layers = (stage["start_layer"], stage["end_layer"])
-        into.plan_bytes = stage["num_bytes"]
-        into.read_bytes = stage["read_bytes"]
-        into.load_seconds = stage["load_seconds"]
-    (address,) = [
-        node["http_address"]
-        for node in board.ask("state")["nodes"]
-        if node.get("http_address") is not None
-    ]
-    started = time.monotonic()
-    result.num_tokens = _complete(int(address.rpartition(":")[2]))
+    _, result.num_tokens = board.complete()
     result.answer_seconds = time.monotonic() - started
-
-
-def _complete(port: int) -> int:
-    """Ask for an answer; how many tokens it has."""
-    body = {
-        "model": "model",
-        "prompt": "The old boat",
-        "max_tokens": NUM_TOKENS,
-        "temperature": 0,
-        "logit_bias": {str(token): -100 for token in END_TOKENS},
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-    try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        text = response.read().decode()
-        if response.status != http.HTTPStatus.OK:
-            raise RuntimeError(f"HTTP status {response.status}: {text}")
-        num_tokens: int = json.loads(text)["usage"]["completion_tokens"]
-        return num_tokens
-    finally:
-        connection.close()
 
 
 # Peaks.
@@ -534,11 +539,17 @@ class Sampler:
                 members = {board.group: _members(board.group) for board in self.boards}
                 next_look = started + _LOOK_SECONDS
             for board in self.boards:
-                held = {pid: held_bytes(pid) for pid in members[board.group]}
+                held = {pid: memory_bytes(pid, *UNEVICTABLE) for pid in members[board.group]}
                 workers = sum(size for pid, size in held.items() if pid != board.agent.pid)
                 self._raise(self.worker_peaks, board, workers)
                 self._raise(self.board_peaks, board, sum(held.values()))
             self.is_ending.wait(max(0.0, _SAMPLE_SECONDS - (time.monotonic() - started)))
+
+    def report(self, board: Board, result: BoardResult) -> None:
+        """Note the peaks of a board in its result, and what the kernel has killed on it."""
+        result.worker_peak_bytes = self.worker_peaks.get(board.group, 0)
+        result.board_peak_bytes = self.board_peaks.get(board.group, 0)
+        result.num_kills = num_kills(board.group)
 
     def _raise(self, peaks: dict[Path, int], board: Board, num_bytes: int) -> None:
         peaks[board.group] = max(peaks.get(board.group, 0), num_bytes)
@@ -555,19 +566,6 @@ def sampling(boards: list[Board]) -> Iterator[Sampler]:
     finally:
         sampler.is_ending.set()
         thread.join()
-
-
-def held_bytes(pid: int) -> int:
-    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    total = 0
-    for line in status.splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            total += int(line.split()[1]) * 1024
-    return total
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
 import json
@@ -33,6 +32,7 @@ from functools import partial
 from pathlib import Path
 
 from circumstances import circumstances
+from command_line import documented_parser
 from support.formats import gguf_bytes as gb
 from support.formats.header_cases import (
     ALLOWED_BYTES,
@@ -211,9 +211,7 @@ def measure_all(repeats: int) -> list[dict[str, object]]:
 
 def main() -> None:
     """Measure, fuzz, and write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cases", type=int, default=100_000, help="of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")

@@ -14,7 +14,6 @@ the agent's resident memory before and after.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import psutil
 from circumstances import circumstances
+from command_line import documented_parser
 from support.cluster.agents import AgentProcess, Fleet
 from support.http.documents import DOCUMENTS
 from support.http.fuzzing import NUM_CLIENTS, SECONDS_PER_ANSWER, fuzz
@@ -74,9 +74,7 @@ def fuzz_dialect(agent: AgentProcess, dialect: str, num_cases: int, seed: int) -
 
 def main() -> None:
     """Fuzz one dialect after the other, and write the document after each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--cases", type=int, default=10_000, help="of each dialect")
     parser.add_argument("--seed", type=int, default=0)

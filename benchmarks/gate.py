@@ -15,11 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from busy import busy
 from circumstances import circumstances
 
 ROOT = Path(__file__).parents[1]
@@ -87,20 +86,6 @@ def run_gate(num_busy: int) -> dict[str, Any]:
         "flaky": report.get("flaky", []),
         "failed": report.get("failed", []),
     }
-
-
-@contextmanager
-def busy(number: int) -> Iterator[None]:
-    """Let as many processes compute, at the usual priority."""
-    computing = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)
-    ]
-    try:
-        yield
-    finally:
-        for process in computing:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

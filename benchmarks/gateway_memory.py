@@ -9,7 +9,6 @@ body; then it is alone again for a minute. The agent's resident memory is sample
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -20,12 +19,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from circumstances import circumstances
+from command_line import documented_parser
+from token_stream import together
 
 SCHEMA = "potluck.benchmark.gateway_memory/1"
 SAMPLE_SECONDS = 0.05
@@ -147,15 +148,6 @@ def post_all(address: tuple[str, int], path: str, body: bytes, count: int) -> Co
     return statuses
 
 
-def together(calls: list[Callable[[], None]]) -> None:
-    """Make all calls, each on a thread."""
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 @contextmanager
 def agent(model: str, context: int) -> Iterator[tuple[int, tuple[str, int], str]]:
     """Run a new agent with ``model`` deployed; yield its process id, address and model id."""
@@ -180,9 +172,7 @@ def agent(model: str, context: int) -> Iterator[tuple[int, tuple[str, int], str]
 
 def main() -> None:
     """Measure, print, write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", help="a directory, a .gguf file, or demo")
     parser.add_argument("out", type=Path, help="where the JSON goes")
     parser.add_argument("--clients", type=int, default=64)

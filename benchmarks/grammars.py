@@ -21,13 +21,13 @@ import base64
 import gc
 import json
 import random
-import re
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 from circumstances import circumstances
+from processes import memory_bytes
 
 from potluck.catalog import describe_model, load_token_list
 from potluck.grammars import build
@@ -87,9 +87,7 @@ def held_bytes() -> int:
     """Return this process's anonymous memory in bytes, after freed memory was returned."""
     gc.collect()
     return_free_memory()
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    match = re.search(r"RssAnon:\s+(\d+)", status)
-    return int(match[1]) * 1024 if match else 0
+    return memory_bytes("self", "RssAnon")
 
 
 def tekken_tokens(path: Path) -> TokenList:

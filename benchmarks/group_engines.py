@@ -15,7 +15,6 @@ The figures go to stdout, the JSON document to the file. What edges and TLS take
 
 from __future__ import annotations
 
-import argparse
 import json
 import queue
 import statistics
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from circumstances import circumstances
+from command_line import documented_parser
 from cost_model import config_of, loaded_engine, step_of
 from model_shapes import SHAPES
 
@@ -225,9 +225,7 @@ def measure_own_time(kind: str, num_layers: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure every type, print a line for each case, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--types", nargs="+", default=["Q8_0", "BF16"], choices=TYPES)
     parser.add_argument("--output", type=Path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import socket
 import statistics
@@ -22,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from circumstances import edge_circumstances
+from circumstances import edge_circumstances, write_result
+from command_line import documented_parser
 
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_end
@@ -52,7 +52,7 @@ Ends = tuple[OutgoingEdge, IncomingEdge]
 
 def main() -> None:
     """Measure with TLS and without, print a table, write the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
+    parser = documented_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--echo", nargs=2, metavar=("PORT", "CREDENTIALS"), help=argparse.SUPPRESS)
@@ -74,17 +74,8 @@ def main() -> None:
                     f"   p99 {result['p99_microseconds']:6.1f} µs",
                     flush=True,
                 )
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.hop/1",
-            **edge_circumstances(WARM_UP_ROUNDS),
-            "results": results,
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints the docstring unchanged."""
+    found = {**edge_circumstances(WARM_UP_ROUNDS), "results": results}
+    write_result(arguments.output, "potluck.benchmark.hop/1", found)
 
 
 def _measure(

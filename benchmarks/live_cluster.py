@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,6 +277,31 @@ class LiveCluster:
             yield from agent.state.glob("*.sock")
 
 
+@contextlib.contextmanager
+def divided_among(
+    cores: Sequence[int],
+    model: Path,
+    name: str,
+    *,
+    python: str = sys.executable,
+    **options: object,
+) -> Iterator[LiveCluster]:
+    """Run an agent on each of ``cores``, with the model divided among all of them; the first one
+    coordinates. Raise ``RuntimeError`` if one of them has no stage.
+    """
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LiveCluster(Path(directory), python=python) as cluster,
+    ):
+        for number, core in enumerate(cores):
+            cluster.start(number, core=core)
+        cluster.await_members()
+        deployed = cluster.deploy(cluster.agents[0], str(model.resolve()), name, **options)
+        if len(deployed["stages"]) != len(cores):
+            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {len(cores)}")
+        yield cluster
+
+
 def wait_until(condition: Callable[[], bool], *, within: float, what: str) -> float:
     """Wait for ``condition``; the seconds it took. Raises ``RuntimeError`` after ``within``."""
     start = time.monotonic()
@@ -284,23 +310,6 @@ def wait_until(condition: Callable[[], bool], *, within: float, what: str) -> fl
             raise RuntimeError(f"not within {within:g} s: {what}")
         time.sleep(_POLL_SECONDS)
     return time.monotonic() - start
-
-
-def num_descriptors(pid: int) -> int:
-    """Open files and sockets of a process; 0 if it has ended."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names only
-    except OSError:
-        return 0
-
-
-def resident_bytes(pid: int) -> int:
-    """Return ``RssAnon`` of a process, which is not shared, in bytes; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -23,8 +23,10 @@ from pathlib import Path
 
 from circumstances import circumstances
 from model_shapes import SHAPES
+from processes import UNEVICTABLE, memory_bytes
 from random_gguf import write_gguf
 from random_hugging_face import write_hugging_face
+from shapes import made
 
 from potluck.types.quantities import format_bytes
 from potluck.weights.load import BUFFER_BYTES
@@ -54,17 +56,10 @@ class ChildFailedError(Exception):
 
 def model_file(directory: Path, name: str) -> Path:
     """Return the path of the file of this name; create the file if it is missing."""
-    is_directory = name in _FLOATS
-    path = directory / name / "model.safetensors" if is_directory else directory / f"{name}.gguf"
-    done = path.with_suffix(".done")
-    if not done.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        if is_directory:
-            write_hugging_face(SHAPE, path.parent, name.upper())
-        else:
-            write_gguf(SHAPE, path, name.upper())
-        done.touch()
-    return path
+    if name in _FLOATS:
+        folder = made(directory / name, lambda each: write_hugging_face(SHAPE, each, name.upper()))
+        return folder / "model.safetensors"
+    return made(directory / f"{name}.gguf", lambda each: write_gguf(SHAPE, each, name.upper()))
 
 
 def prepare(path: Path, cache: str) -> None:
@@ -110,13 +105,13 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
         if child.stdout.readline() != "ready\n":
             raise ChildFailedError(_last_line(child.stderr.read()))
         prepare(path, cache)
-        before = memory_bytes(child.pid)
+        before = memory_bytes(child.pid, *UNEVICTABLE)
         samples = [before]
         stop = threading.Event()
 
         def sample() -> None:
             while not stop.wait(_SAMPLE_SECONDS):
-                samples.append(memory_bytes(child.pid))
+                samples.append(memory_bytes(child.pid, *UNEVICTABLE))
 
         sampler = threading.Thread(target=sample)
         sampler.start()
@@ -127,7 +122,7 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
         sampler.join()
         if not answer:
             raise ChildFailedError(_last_line(child.stderr.read()))
-        final = memory_bytes(child.pid)
+        final = memory_bytes(child.pid, *UNEVICTABLE)
         child.stdin.write("\n")
         child.stdin.flush()
         return Load(
@@ -136,14 +131,6 @@ def load(loader: str, path: Path, cache: str, python: str, *arguments: str) -> L
             peak_bytes=max(*samples, final),
             final_bytes=final,
         )
-
-
-def memory_bytes(pid: int) -> int:
-    """Return RssAnon + RssShmem of a process in bytes; 0 if it has ended."""
-    fields = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
-    return sum(int(fields.get(name, "0").split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
 def measure(

@@ -11,7 +11,6 @@ random weights choose evenly, which is the worst case for what is kept in memory
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 _GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def main() -> None:
     """Measure, and print one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--shares", type=float, nargs="+", default=[1.2, 0.75, 0.5])
     parser.add_argument("--tokens", type=int, default=32)

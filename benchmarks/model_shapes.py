@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 MAX_CONTEXT_TOKENS = 8192
 """The maximum context in the metadata of models with random weights."""
@@ -482,6 +483,12 @@ def _gated(shape: Shape, inner: int, prefix: str) -> Iterator[Tensor]:
     yield Tensor(name=f"{prefix}.gate_proj.weight", dimensions=(inner, hidden))
     yield Tensor(name=f"{prefix}.up_proj.weight", dimensions=(inner, hidden))
     yield Tensor(name=f"{prefix}.down_proj.weight", dimensions=(hidden, inner))
+
+
+def weights_bytes(model: Path) -> int:
+    """Return the size of a model's weights: of its .gguf file, or of the files in its folder."""
+    files = [model] if model.is_file() else model.glob("*.safetensors")
+    return sum(path.stat().st_size for path in files)
 
 
 def stored_bytes(shape: Shape) -> int:

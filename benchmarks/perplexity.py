@@ -27,7 +27,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from circumstances import circumstances
+from circumstances import write_result
 from numpy.typing import NDArray
 
 from potluck.catalog import describe_model, load_tokenizer, open_weights, read_profile
@@ -219,16 +219,14 @@ def main() -> None:
             file = "widened" if path == wide else path.name
             results.append({"file": file, "quant": quantization.value, **figures})
             print(json.dumps(results[-1]), flush=True)
-    document = {
-        "schema": SCHEMA,
-        **circumstances(),
+    found = {
         "model": arguments.model.name,
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "num_chunks": len(chunks),
         "chunk_tokens": CHUNK,
         "results": results,
     }
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(arguments.out, SCHEMA, found, indent=1)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ PYTHON`` two agents of another version of Potluck, which that interpreter import
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -30,17 +30,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from circumstances import circumstances
-from live_cluster import WORKER_MODULE, LiveAgent, LiveCluster
+from circumstances import write_result
+from command_line import documented_parser
+from live_cluster import WORKER_MODULE, LiveAgent, divided_among
+from model_shapes import weights_bytes
+from processes import scheduled_seconds
+from token_stream import NO_END, random_prompt
 
 MODEL_ID = "model"
 SEED = 1
-NUM_TOKEN_IDS = 1000
-"""Prompts are drawn from the ids between the special tokens and this number."""
-FIRST_TOKEN_ID = 300
-END_TOKENS = (2, 6)
-"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
-"""
 _STREAM_SECONDS = 120.0
 
 
@@ -86,9 +84,7 @@ class Round:
 
 def main() -> None:
     """Start both, ask in turn, print ratios and shares, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
@@ -123,20 +119,17 @@ def main() -> None:
         print(json.dumps(row))
     print(f"the engine alone allows a decode ratio of {engine['decode_ratio_bound']:.3f}")
     print("identical texts" if len(texts) == 1 else "TEXTS DIFFER")
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.pipelines/1",
-            **circumstances(),
-            "model_bytes": _model_bytes(arguments.model),
-            "engine_alone": engine,
-            "summary": summary,
-            "has_identical_texts": len(texts) == 1,
-            "rounds": [
-                {name: value for name, value in asdict(each).items() if name != "texts"}
-                for each in rounds
-            ],
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    results = {
+        "model_bytes": weights_bytes(arguments.model),
+        "engine_alone": engine,
+        "summary": summary,
+        "has_identical_texts": len(texts) == 1,
+        "rounds": [
+            {name: value for name, value in asdict(each).items() if name != "texts"}
+            for each in rounds
+        ],
+    }
+    write_result(arguments.output, "potluck.benchmark.pipelines/1", results)
 
 
 def _print(found: Round) -> None:
@@ -210,28 +203,22 @@ def _cluster(
     arguments: argparse.Namespace, num_agents: int, python: str
 ) -> Iterator[list[LiveAgent]]:
     """Run ``num_agents`` agents with the model divided among them; the first one coordinates."""
-    cores = sorted(os.sched_getaffinity(0))
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        LiveCluster(Path(directory), python=python) as cluster,
-    ):
-        for number in range(num_agents):
-            agent = cluster.start(number, core=cores[number % len(cores)])
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    with divided_among(
+        list(itertools.islice(cores, num_agents)),
+        arguments.model,
+        MODEL_ID,
+        python=python,
+        context_tokens=512,
+        cache_tokens=arguments.streams * 512,
+        # Agents with equal memory get equal parts. Versions that place only by memory have no
+        # objective.
+        **({"objective": "memory"} if python == sys.executable else {}),
+    ) as cluster:
+        agents = [cluster.agents[number] for number in range(num_agents)]
+        for agent in agents:
             _prefer(agent.pid, arguments.nice)
-        cluster.await_members()
-        deployed = cluster.deploy(
-            cluster.agents[0],
-            str(arguments.model.resolve()),
-            MODEL_ID,
-            context_tokens=512,
-            cache_tokens=arguments.streams * 512,
-            # Agents with equal memory get equal parts. Versions that place only by memory have no
-            # objective.
-            **({"objective": "memory"} if python == sys.executable else {}),
-        )
-        if len(deployed["stages"]) != num_agents:
-            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {num_agents}")
-        yield [cluster.agents[number] for number in range(num_agents)]
+        yield agents
 
 
 def _processes(agents: Sequence[LiveAgent]) -> Iterator[tuple[str, int]]:
@@ -241,16 +228,6 @@ def _processes(agents: Sequence[LiveAgent]) -> Iterator[tuple[str, int]]:
             with suppress(psutil.Error):
                 is_worker = WORKER_MODULE in " ".join(child.cmdline())
                 yield f"{'worker' if is_worker else 'acceptor'} {agent.number}", child.pid
-
-
-def _scheduled(pid: int) -> tuple[float, float]:
-    """Return the seconds that a process's threads ran, and those that they waited for a core."""
-    ran = waited = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError):
-            first, second, _ = path.read_text(encoding="ascii").split()
-            ran, waited = ran + int(first), waited + int(second)
-    return ran / 1e9, waited / 1e9
 
 
 def _stage_totals(agent: LiveAgent) -> dict[int, tuple[int, float, float]]:
@@ -319,22 +296,20 @@ class _Stream:
 def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Namespace) -> Round:
     streams = []
     for index in range(arguments.streams):
-        rng = random.Random(SEED + index)
-        prompt = [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(arguments.prompt)]
         body = {
             "model": MODEL_ID,
-            "prompt": prompt,
+            "prompt": random_prompt(random.Random(SEED + index), arguments.prompt),
             "max_tokens": arguments.tokens,
             "temperature": 1.0,
             "seed": index,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "logit_bias": {str(token): -100 for token in END_TOKENS},
+            "logit_bias": NO_END,
         }
         streams.append(_Stream(agents[0].port, body))
     processes = dict(_processes(agents))
     totals = _stage_totals(agents[0])
-    scheduled = {name: _scheduled(pid) for name, pid in processes.items()}
+    scheduled = {name: scheduled_seconds(pid) for name, pid in processes.items()}
     own = time.process_time()
     started = time.perf_counter()
     with selectors.DefaultSelector() as selector:
@@ -348,7 +323,7 @@ def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Names
                     selector.unregister(key.data.connection)
     seconds = time.perf_counter() - started
     own = time.process_time() - own
-    spent = {name: _scheduled(pid) for name, pid in processes.items()}
+    spent = {name: scheduled_seconds(pid) for name, pid in processes.items()}
     after = _stage_totals(agents[0])
     for stream in streams:
         stream.connection.close()
@@ -394,11 +369,6 @@ def _measure(system: str, agents: Sequence[LiveAgent], arguments: argparse.Names
         ),
         texts=texts,
     )
-
-
-def _model_bytes(model: Path) -> int:
-    weights = [model] if model.is_file() else model.glob("*.safetensors")
-    return sum(path.stat().st_size for path in weights)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Needs root, version 1 of the kernel's CPU controller, iproute2 and util-linux. M
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -30,13 +29,12 @@ _ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(_ROOT / "tests"))
 
 from circumstances import circumstances  # noqa: E402
-from model_shapes import SHAPES  # noqa: E402
+from command_line import documented_parser  # noqa: E402
 from placement_fleets import FLEETS, FleetCase  # noqa: E402
 from placement_layouts import Layout, alternatives, layout_of  # noqa: E402
-from random_gguf import write_gguf  # noqa: E402
-from random_hugging_face import FLOAT_TYPES, write_hugging_face  # noqa: E402
+from shapes import model_of  # noqa: E402
 from support.cluster.throttled_fleet import Machine, ThrottledFleet, throttled_fleet  # noqa: E402
-from token_stream import Ask, TokenStream  # noqa: E402
+from token_stream import Ask, TokenStream, joint_rate, random_prompt  # noqa: E402
 
 from potluck.errors import PotluckError  # noqa: E402
 
@@ -60,8 +58,6 @@ LEAST_SPEED = 0.4
 BESIDE_MODEL = "100M-BF16"
 BESIDE_ROUNDS = 7
 
-FIRST_TOKEN_ID = 300
-NUM_TOKEN_IDS = 1000
 _MODELS = _ROOT / "build" / "placement"
 Document = dict[str, Any]
 
@@ -76,9 +72,7 @@ class Measured:
 
 def main() -> None:
     """Measure fleets, print what was found, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     names = [each.name for each in FLEETS]
     parser.add_argument("--fleet", action="append", choices=names, help="all by default")
     parser.add_argument("--beside", action="store_true", help="only a slow agent beside a fast one")
@@ -320,40 +314,21 @@ class _Served:
         streams = [TokenStream() for _ in range(self.case.num_streams)]
 
         def read(index: int) -> Callable[[], None]:
-            ask = Ask(prompt=_prompt(index), max_tokens=num_tokens, seed=index)
+            prompt = random_prompt(random.Random(index), PROMPT_TOKENS)
+            ask = Ask(prompt=prompt, max_tokens=num_tokens, seed=index)
             return lambda: streams[index].read(port, name, ask)
 
         self.fleet.at_coordinator([read(index) for index in range(len(streams))])
         for stream in streams:
             if not stream.is_whole or stream.num_tokens != num_tokens:
                 raise RuntimeError(f"an answer failed: {stream.status} {stream.error}")
-        begin = max(stream.times[0] for stream in streams)
-        end = min(stream.times[-1] for stream in streams)
-        # Text may wait for the rest of a character: events are fewer than tokens.
-        return sum(
-            num_tokens / len(stream.times) * sum(begin < at <= end for at in stream.times)
-            for stream in streams
-        ) / max(end - begin, 1e-9)
-
-
-def _prompt(index: int) -> list[int]:
-    draws = random.Random(index)
-    return [draws.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(PROMPT_TOKENS)]
+        return joint_rate([stream.times for stream in streams], num_tokens)
 
 
 def _model(name: str) -> Path:
     """Return a model of random weights, which is made if it is not there."""
-    shape, _, format = name.partition("-")
-    _MODELS.mkdir(parents=True, exist_ok=True)
-    if format in FLOAT_TYPES:
-        path = _MODELS / name
-        if not path.exists():
-            write_hugging_face(SHAPES[shape], path, format)
-        return path
-    path = _MODELS / f"{name}.gguf"
-    if not path.exists():
-        write_gguf(SHAPES[shape], path, format)
-    return path
+    shape, _, type_name = name.partition("-")
+    return model_of(_MODELS, shape, type_name)
 
 
 def _print(fleet: Document) -> None:

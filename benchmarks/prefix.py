@@ -13,7 +13,6 @@ METHODOLOGY.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 Document = dict[str, Any]
 
@@ -102,9 +102,7 @@ class Options:
 
 def main() -> None:
     """Measure, print and write a document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)

@@ -104,14 +104,14 @@ class Xllamacpp:
 
     def __init__(self, case: Document) -> None:
         import xllamacpp
+        from xllamacpp_child import cpu_params
 
-        params = xllamacpp.CommonParams()
-        params.model.path = case["model"]
-        params.n_parallel = case["num_slots"]
-        params.n_ctx = case["num_slots"] * case["context_tokens"]
-        params.n_gpu_layers = 0
-        params.cpuparams.n_threads = case["num_threads"]
-        params.cpuparams_batch.n_threads = case["num_threads"]
+        params = cpu_params(
+            case["model"],
+            num_threads=case["num_threads"],
+            num_slots=case["num_slots"],
+            slot_tokens=case["context_tokens"],
+        )
         self.server = xllamacpp.Server(params)
 
     def ask(self, prompt: list[int], max_tokens: int) -> Document:

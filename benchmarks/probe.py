@@ -12,7 +12,6 @@ samples to the file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -23,12 +22,14 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from busy import busy
 from circumstances import circumstances
+from command_line import documented_parser
+from processes import memory_bytes
 
 from potluck.cluster.agent.asking import ask
 from potluck.cluster.agent.state import StateDirectory
@@ -85,9 +86,7 @@ class Result:
 
 def main() -> None:
     """Measure everything, print medians, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
     parser.add_argument("--compare", metavar="PYTHON")
@@ -151,7 +150,7 @@ def _measure(runs: int) -> Iterator[Result]:
 def _measure_beside(num_busy: int, pythons: Sequence[str], runs: int) -> Iterator[Result]:
     """Measure everything once per round: only ratios within a round are meaningful."""
     samples: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as directory, _busy(num_busy):
+    with tempfile.TemporaryDirectory() as directory, busy(num_busy):
         commands: dict[str, tuple[tuple[str, ...], str]] = {
             "200 ms of work": ((sys.executable, "-c", _WORK), directory)
         }
@@ -169,17 +168,6 @@ def _measure_beside(num_busy: int, pythons: Sequence[str], runs: int) -> Iterato
                 samples[name, "CPU"].append(cpu_seconds * 1e3)
     for (name, clock), times in samples.items():
         yield Result(name=f"{name}, {num_busy} busy: {clock}", unit="ms", samples=tuple(times))
-
-
-@contextmanager
-def _busy(number: int) -> Iterator[None]:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for each in busy:
-            each.kill()
-            each.wait()
 
 
 def _timed(*command: str, cache: str) -> tuple[float, float]:
@@ -247,11 +235,11 @@ def _agent() -> tuple[float, float]:
             try:
                 _await_measured(state)
                 time.sleep(IDLE_SECONDS)
-                lines = Path(f"/proc/{agent.pid}/status").read_text(encoding="ascii").splitlines()
+                resident, anonymous = (
+                    memory_bytes(agent.pid, field) / 2**20 for field in ("VmRSS", "RssAnon")
+                )
             finally:
                 agent.terminate()
-    fields = dict(line.split(":", 1) for line in lines)
-    resident, anonymous = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "RssAnon"))
     return resident, anonymous
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from circumstances import circumstances
+from kernels import seconds_of_passes
 from numpy.typing import NDArray
 
 from potluck.engines.dequantize import dequantize
@@ -136,17 +136,6 @@ def measure_errors(kind: str, x: F32, target: TensorFormat, ggml: Ggml | None) -
         row["ggml"] = theirs
         row["ratio"] = {name: ours[name] / theirs[name] for name in ours}
     return row
-
-
-def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
-    """Return the wall-clock seconds of each pass, after a warm-up pass."""
-    run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return seconds
 
 
 def measure_speeds(num_bytes: int, repeats: int, ggml: Ggml | None) -> list[dict[str, object]]:

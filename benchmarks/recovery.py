@@ -26,22 +26,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 from circumstances import circumstances
+from command_line import documented_parser
 from live_cluster import Document, LiveAgent, LiveCluster, wait_until
 from model_shapes import SHAPES
 from random_hugging_face import write_hugging_face
-from token_stream import Ask, TokenStream, stream_whole
+from shapes import made
+from token_stream import Ask, TokenStream, random_prompt, stream_whole, together
 
 MODEL_ID = "model"
 CONTEXT_TOKENS = 512
 CACHE_TOKENS = 4096
-NUM_TOKEN_IDS = 1000
-FIRST_TOKEN_ID = 300
-"""Prompts are drawn from the ids between demo's special tokens and ``NUM_TOKEN_IDS``."""
 SEED = 7
 
 _WORK = Path(__file__).resolve().parents[1] / "build" / "recovery"
@@ -103,9 +103,7 @@ class CostSample:
 
 def main() -> None:
     """Measure, print a summary, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", choices=["demo", *SHAPES], default=["100M", "1B"])
     parser.add_argument("--agents", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument(
@@ -157,7 +155,7 @@ def _measure_recoveries(
         cluster.await_members()
         bench = _Bench(cluster, model, arguments.spares)
         chance = random.Random(SEED)
-        prompt = _prompt(chance, arguments.prompt)
+        prompt = random_prompt(chance, arguments.prompt)
         ask = Ask(prompt=prompt, max_tokens=arguments.tokens, seed=SEED)
         expected: TokenStream | None = None
         for victim in map(Victim, arguments.victims):
@@ -241,10 +239,7 @@ class _Bench:
         survivors = [agent for agent in self._cluster.live() if agent is not kill]
         with _watching(self.gateway, survivors) as watch:
             killed_at = time.monotonic()
-            if isinstance(kill, LiveAgent):
-                kill.kill()
-            else:
-                kill.kill()
+            kill.kill()
             reading.join(_GIVE_UP_SECONDS)
             again = stream
             if stream.error:
@@ -483,15 +478,12 @@ def _rate(cluster: LiveCluster, num_streams: int, num_prompt: int, num_new: int)
     chance = random.Random(SEED)
     streams = [TokenStream() for _ in range(num_streams)]
     port = cluster.agents[0].port
-    threads = []
+    calls = []
     for number, stream in enumerate(streams):
-        prompt = _prompt(chance, num_prompt)
+        prompt = random_prompt(chance, num_prompt)
         ask = Ask(prompt=prompt, max_tokens=num_new, seed=number, has_logprobs=False)
-        threads.append(threading.Thread(target=stream.read, args=(port, MODEL_ID, ask)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        calls.append(partial(stream.read, port, MODEL_ID, ask))
+    together(calls)
     for stream in streams:
         if not stream.is_whole:
             raise RuntimeError(f"a stream failed: {stream.status} {stream.error}")
@@ -531,15 +523,12 @@ def _model(shape: str, work: Path) -> str:
     if shape == "demo":
         return shape
     folder = work / shape
-    if not (folder / "config.json").exists():
+
+    def write(unfinished: Path) -> None:
         print(f"making a model of shape {shape} in {folder}", file=sys.stderr)
-        work.mkdir(parents=True, exist_ok=True)
-        write_hugging_face(SHAPES[shape], folder, "BF16")
-    return str(folder.resolve())
+        write_hugging_face(SHAPES[shape], unfinished, "BF16")
 
-
-def _prompt(chance: random.Random, num_tokens: int) -> list[int]:
-    return [chance.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(num_tokens)]
+    return str(made(folder, write).resolve())
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ Python of each.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import statistics
@@ -19,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -34,9 +33,7 @@ WITHIN_SECONDS = 60.0
 
 def main() -> None:
     """Measure, print the medians, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--delays", nargs="+", type=float, default=[0.0, 25.0, 50.0])
     parser.add_argument("--trials", type=int, default=8, help="of each delay")
     parser.add_argument("--output", type=Path)
@@ -47,13 +44,10 @@ def main() -> None:
     for delay, samples in seconds.items():
         median = statistics.median(samples)
         print(f"{delay:g} ms each way: ready again after {median:.3f} s (of {len(samples)})")
-    if arguments.output is not None:
-        document = {
-            "schema": "potluck.benchmark.recovery-over-delays/1",
-            **circumstances(),
-            "recovery_seconds": {f"{delay:g}": samples for delay, samples in seconds.items()},
-        }
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+    results = {
+        "recovery_seconds": {f"{delay:g}": samples for delay, samples in seconds.items()},
+    }
+    write_result(arguments.output, "potluck.benchmark.recovery-over-delays/1", results, indent=1)
 
 
 def _measure(folder: Path, delays: list[float], num_trials: int) -> dict[float, list[float]]:

@@ -10,7 +10,6 @@ has another one; with two it shares them.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -27,8 +26,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 from live_cluster import LiveAgent, LiveCluster
+from processes import scheduled_seconds
+from token_stream import joint_rate, random_prompt
 
 SCHEMA = "potluck.benchmark.serving/1"
 MODEL_ID = "model"
@@ -39,7 +41,6 @@ SAMPLINGS: Mapping[str, Mapping[str, float]] = {
 }
 AIMS = {"one stream, 1B": 0.98, "eight streams, 1B": 0.97, "135M": 0.85}
 _MAX_SEEDS = 50
-_TOKEN_IDS = range(300, 1000)
 _SILENCE_SECONDS = 120.0
 
 
@@ -86,9 +87,7 @@ class ShortAnswerError(Exception):
 
 def main() -> None:
     """Measure, print medians, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
@@ -113,15 +112,13 @@ def main() -> None:
             f" {row['ratio_range'][1]:.3f})   CPU s per 1,000 tokens: agent"
             f" {row['agent_cpu']:.3f}, worker beside the core {row['worker_beside_core']:.3f}"
         )
-    document = {
-        "schema": SCHEMA,
-        **circumstances(),
+    results = {
         "aims": AIMS,
         "medians": rows,
         "served": [asdict(each) for each in served],
         "computed": [asdict(each) for each in computed],
     }
-    arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    write_result(arguments.output, SCHEMA, results)
 
 
 class _Setting:
@@ -172,11 +169,11 @@ class _Setting:
 
     def _serve(self, agent: LiveAgent, num_streams: int, sampling: str, seed: int) -> Served:
         (worker,) = agent.workers()
-        before = _cpu_seconds(agent.pid), _cpu_seconds(worker), _core_seconds(agent.port)
+        before = _used_seconds(agent, worker)
         bodies = [
             {
                 "model": MODEL_ID,
-                "prompt": _prompt(seed * 1000 + index),
+                "prompt": random_prompt(random.Random(seed * 1000 + index), PROMPT_TOKENS),
                 "max_tokens": self._num_tokens,
                 "seed": index,
                 "stream": True,
@@ -186,7 +183,7 @@ class _Setting:
             for index in range(num_streams)
         ]
         rate = _rate(_read(agent.port, bodies), self._num_tokens)
-        after = _cpu_seconds(agent.pid), _cpu_seconds(worker), _core_seconds(agent.port)
+        after = _used_seconds(agent, worker)
         per_thousand = 1000 / (num_streams * self._num_tokens)
         used = [per_thousand * (end - start) for start, end in zip(before, after, strict=True)]
         return Served(
@@ -223,11 +220,6 @@ class _Setting:
         ]
 
 
-def _prompt(seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.choice(_TOKEN_IDS) for _ in range(PROMPT_TOKENS)]
-
-
 def _read(port: int, bodies: Sequence[Mapping[str, object]]) -> list[Stream]:
     """Ask all at once, and note when events come: one thread that parses nothing meanwhile."""
     selector = selectors.DefaultSelector()
@@ -260,21 +252,13 @@ def _rate(streams: Sequence[Stream], num_tokens: int) -> float:
             if b'"finish_reason":"stop"' in stream.received:
                 raise ShortAnswerError
             raise RuntimeError(stream.received[-1000:].decode(errors="replace"))
-    begun = max(stream.times[0] for stream in streams)
-    ended = min(stream.times[-1] for stream in streams)
-    tokens = sum(
-        sum(begun < at <= ended for at in stream.times) * num_tokens / len(stream.times)
-        for stream in streams
-    )
-    return tokens / (ended - begun)
+    return joint_rate([stream.times for stream in streams], num_tokens)
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process, with a resolution of nanoseconds."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
-    return total / 1e9
+def _used_seconds(agent: LiveAgent, worker: int) -> tuple[float, float, float]:
+    """Return the CPU time of the agent, of its worker, and of the worker's computing thread."""
+    own, its = (scheduled_seconds(pid)[0] for pid in (agent.pid, worker))
+    return own, its, _core_seconds(agent.port)
 
 
 def _core_seconds(port: int) -> float:

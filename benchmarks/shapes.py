@@ -10,19 +10,39 @@ and are written a piece at a time, so that a model may be larger than the memory
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 from pathlib import Path
 
+from command_line import documented_parser
 from model_shapes import MAX_CONTEXT_TOKENS, SHAPES
 from random_gguf import GGUF_TYPES, write_gguf
 from random_hugging_face import FLOAT_TYPES, write_hugging_face
 
 
+def made(path: Path, write: Callable[[Path], object]) -> Path:
+    """Return ``path``, which ``write`` makes if it is missing: under another name until it is
+    whole.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.part")
+        write(unfinished)
+        unfinished.rename(path)
+    return path
+
+
+def model_of(directory: Path, shape_name: str, type_name: str) -> Path:
+    """Return the path of a model below ``directory``; make the model if it is missing."""
+    shape, path = SHAPES[shape_name], directory / f"{shape_name}-{type_name}"
+    if type_name in FLOAT_TYPES:
+        return made(path, lambda each: write_hugging_face(shape, each, type_name))
+    gguf_path = path.with_name(f"{path.name}.gguf")
+    return made(gguf_path, lambda each: write_gguf(shape, each, type_name))
+
+
 def main() -> None:
     """Write one model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
     parser.add_argument("--type", choices=GGUF_TYPES, default="BF16")

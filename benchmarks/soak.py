@@ -30,13 +30,9 @@ from typing import Any
 
 import psutil
 from circumstances import circumstances
-from live_cluster import (
-    LiveAgent,
-    LiveCluster,
-    num_descriptors,
-    resident_bytes,
-    wait_until,
-)
+from command_line import documented_parser
+from live_cluster import LiveAgent, LiveCluster, wait_until
+from processes import memory_bytes, num_descriptors
 from token_stream import Ask, TokenStream, stream_whole
 
 MODEL_ID = "model"
@@ -240,9 +236,7 @@ class _Killer:
 
 def main() -> None:
     """Soak, print a summary, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--agents", type=int, default=4, help="besides the gateway that lives on")
@@ -381,7 +375,7 @@ def _sample(cluster: LiveCluster, started_at: float) -> list[MemorySample]:
             agent=agent.number,
             pid=agent.pid,
             age=now - agent.started_at,
-            resident_bytes=resident_bytes(agent.pid),
+            resident_bytes=memory_bytes(agent.pid, "RssAnon"),
             num_descriptors=num_descriptors(agent.pid),
         )
         for agent in cluster.live()

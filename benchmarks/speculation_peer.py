@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import xllamacpp
+from xllamacpp_child import cpu_params
 
 _TYPES = xllamacpp.common_speculative_type
 _DRAFTS = {
@@ -27,13 +28,12 @@ _DRAFTS = {
 
 
 def _server(case: dict[str, Any], drafts: Any = None) -> Any:
-    params = xllamacpp.CommonParams()
-    params.model.path = case["model"]
-    params.n_parallel = 1
-    params.n_ctx = case["context_tokens"]
-    params.n_gpu_layers = 0
-    params.cpuparams.n_threads = case["num_threads"]
-    params.cpuparams_batch.n_threads = case["num_threads"]
+    params = cpu_params(
+        case["model"],
+        num_threads=case["num_threads"],
+        num_slots=1,
+        slot_tokens=case["context_tokens"],
+    )
     if drafts is not None:
         params.speculative.types = [drafts]
     return xllamacpp.Server(params)

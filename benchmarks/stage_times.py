@@ -7,10 +7,11 @@ For ``pipelines.py``, which computes from it the most that a pipeline can gain.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
+
+from command_line import documented_parser
 
 from potluck.local.model import Model
 from potluck.types.step import (
@@ -32,9 +33,7 @@ _SAMPLING = SamplingParams(temperature=1.0, logit_bias=((2, -100.0), (6, -100.0)
 
 def main() -> None:
     """Load the model whole and in stages, take turns, print medians."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--streams", type=int, default=8)

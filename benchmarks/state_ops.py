@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from circumstances import circumstances
+from circumstances import write_result
 from cost_model import config_of, loaded_engine, step_of
 from model_shapes import SHAPES, Shape
 
@@ -274,14 +274,12 @@ def main() -> None:
                     for case, each in row["cases"].items()
                 )
                 print(f"{name} {isa} {num_threads} threads: {text}", flush=True)
-    record = {
-        "schema": SCHEMA,
-        **circumstances(),
+    found = {
         "prompt_tokens": PROMPT_TOKENS,
         "kernel_microseconds": kernels,
         "shares": shares,
     }
-    arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    write_result(arguments.out, SCHEMA, found, indent=2)
 
 
 if __name__ == "__main__":

@@ -28,21 +28,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
+from command_line import documented_parser
 from comparison import Setting
 from distributed_llama import build_of, measured, write_model, write_tokenizer
-from live_cluster import LiveCluster
+from live_cluster import divided_among
 from llamacpp import LlamaBench
 from model_shapes import SHAPES
-from random_gguf import write_gguf
-from random_hugging_face import FLOAT_TYPES, write_hugging_face
-from token_stream import Ask, stream_whole
+from shapes import model_of
+from token_stream import Ask, random_prompt, stream_whole
 
 from potluck.engines.native.pool import make_pool
 from potluck.kernels.runner import MemoryReader
@@ -62,7 +62,6 @@ PEERS = {"distributed-llama x1": 1, "distributed-llama x2": 2, "llama.cpp x1": 1
 PEER_VOCAB = 6400
 PROMPT_TOKENS = 512
 LLAMA_BENCH_SECONDS = 900.0
-FIRST_TOKEN_ID, NUM_TOKEN_IDS = 300, 1000
 MEMORY_BYTES = 512 << 20
 """The size of the memory test: several times the last-level cache of the measured machines."""
 MEMORY_PASSES = 3
@@ -73,9 +72,7 @@ Document = dict[str, Any]
 
 def main() -> None:
     """Measure every type, print the ratios, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="1B")
     parser.add_argument("--types", nargs="+", default=["Q8_0", "BF16", "Q4_K_M", PEER_TYPE])
@@ -117,10 +114,10 @@ def measure_type(arguments: argparse.Namespace, type_name: str) -> Document:
     rounds: list[dict[str, Document]] = []
     memory: list[dict[str, float]] = []
     with ExitStack() as opened:
-        ports = {
-            f"potluck x{count}": opened.enter_context(_cluster(model, cores[:count]))
-            for count in (1, 2)
-        }
+        ports = {}
+        for count in (1, 2):
+            group = divided_among(cores[:count], model, MODEL_ID, **_options(count))
+            ports[f"potluck x{count}"] = opened.enter_context(group).agents[0].port
         for number in range(arguments.rounds + 1):
             found = {name: _ask(port, number, arguments.tokens) for name, port in ports.items()}
             if len({json.dumps(each.pop("texts")) for each in found.values()}) > 1:
@@ -171,41 +168,9 @@ def measure_unequal(arguments: argparse.Namespace, type_name: str) -> Document:
     }
 
 
-def model_of(directory: Path, shape_name: str, type_name: str) -> Path:
-    """Return the model, made if it is not there."""
-    shape = SHAPES[shape_name]
-    if type_name in FLOAT_TYPES:
-        path = directory / f"{shape_name}-{type_name}"
-        if not path.exists():
-            write_hugging_face(shape, path, type_name)
-        return path
-    path = directory / f"{shape_name}-{type_name}.gguf"
-    if not path.exists():
-        write_gguf(shape, path, type_name)
-    return path
-
-
-def _options(num_agents: int) -> Mapping[str, object]:
+def _options(num_agents: int) -> Document:
     tensor_parallel = {"tensor_parallel": num_agents} if num_agents > 1 else {}
     return {"context_tokens": 1024, "draft": "off", **tensor_parallel}
-
-
-@contextlib.contextmanager
-def _cluster(model: Path, cores: Sequence[int]) -> Iterator[int]:
-    """Run agents on ``cores`` that hold the model together, and yield the first one's HTTP port."""
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        LiveCluster(Path(directory)) as cluster,
-    ):
-        for number, core in enumerate(cores):
-            cluster.start(number, core=core)
-        cluster.await_members()
-        deployed = cluster.deploy(
-            cluster.agents[0], str(model.resolve()), MODEL_ID, **_options(len(cores))
-        )
-        if len(deployed["stages"]) != len(cores):
-            raise RuntimeError(f"{len(deployed['stages'])} members instead of {len(cores)}")
-        yield cluster.agents[0].port
 
 
 def _ask(port: int, number: int, num_tokens: int) -> Document:
@@ -214,7 +179,7 @@ def _ask(port: int, number: int, num_tokens: int) -> Document:
     found: Document = {"texts": []}
     for name, temperature in TEMPERATURES.items():
         ask = Ask(
-            prompt=_prompt(rng, PROMPT_TOKENS),
+            prompt=random_prompt(rng, PROMPT_TOKENS),
             max_tokens=num_tokens,
             seed=number,
             temperature=temperature,
@@ -224,19 +189,12 @@ def _ask(port: int, number: int, num_tokens: int) -> Document:
         stream = stream_whole(port, MODEL_ID, ask)
         found[f"{name} decode"] = (len(stream.times) - 1) / (stream.times[-1] - stream.times[0])
         found["texts"].append(stream.text)
-    seconds = _seconds(
-        lambda: stream_whole(
-            port,
-            MODEL_ID,
-            Ask(prompt=_prompt(rng, PROMPT_TOKENS), max_tokens=1, seed=number, has_logprobs=False),
-        )
-    )
-    found["prefill"] = PROMPT_TOKENS / seconds
+    prompt = random_prompt(rng, PROMPT_TOKENS)
+    ask = Ask(prompt=prompt, max_tokens=1, seed=number, has_logprobs=False)
+    started = time.perf_counter()
+    stream_whole(port, MODEL_ID, ask)
+    found["prefill"] = PROMPT_TOKENS / (time.perf_counter() - started)
     return found
-
-
-def _prompt(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(FIRST_TOKEN_ID, NUM_TOKEN_IDS) for _ in range(count)]
 
 
 def _memory_rates() -> dict[str, float]:
@@ -246,12 +204,6 @@ def _memory_rates() -> dict[str, float]:
         reader = MemoryReader(num_bytes=MEMORY_BYTES, pool=make_pool(num_threads))
         rates[name] = reader.num_bytes / min(reader.read() for _ in range(MEMORY_PASSES))
     return rates
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def _ask_peers(

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import random
+import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-END_TOKENS = (2, 6)
-"""End tokens of demo's tokenizer, which are not sampled, so that every answer has its full length.
-"""
+NO_END: Mapping[str, int] = {"2": -100, "6": -100}
+"""The logit bias of demo's end tokens: not sampled, so that every answer has its full length."""
+
+_TOKEN_IDS = (300, 1000)
+"""Prompts are drawn from the ids between demo's special tokens and the second number."""
 
 _SILENCE_SECONDS = 180.0
+
+
+def random_prompt(draw: random.Random, num_tokens: int) -> list[int]:
+    """Draw the token ids of a prompt."""
+    return [draw.randrange(*_TOKEN_IDS) for _ in range(num_tokens)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +53,7 @@ class Ask:
             "presence_penalty": self.penalty,
             "frequency_penalty": self.penalty,
             "seed": self.seed,
-            "logit_bias": {str(token): -100 for token in END_TOKENS},
+            "logit_bias": NO_END,
             "stream": True,
             "stream_options": {"include_usage": True},
             **({"logprobs": 1} if self.has_logprobs else {}),
@@ -126,3 +136,41 @@ def stream_whole(port: int, model: str, ask: Ask) -> TokenStream:
     if not stream.is_whole or stream.num_tokens != ask.max_tokens:
         raise RuntimeError(f"an undisturbed answer failed: {stream.status} {stream.error}")
     return stream
+
+
+def joint_rate(streams: Sequence[Sequence[float]], num_tokens: int) -> float:
+    """Return the tokens per second of all streams together, while all of them decode.
+
+    ``streams`` are the times of the events of each, which brought ``num_tokens``: text may wait for
+    the rest of a character, so that events are fewer than tokens.
+    """
+    begin = max(times[0] for times in streams)
+    end = min(times[-1] for times in streams)
+    tokens = sum(
+        num_tokens / len(times) * sum(begin < at <= end for at in times) for times in streams
+    )
+    return tokens / max(end - begin, 1e-9)
+
+
+def together(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls, each on a thread."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def post_json(connection: socket.socket, path: str, body: Mapping[str, object]) -> Any:
+    """Send a request on a new connection, close it, and return the JSON of the answer. Raise
+    ``RuntimeError`` for another status than 200.
+    """
+    client = http.client.HTTPConnection("127.0.0.1", connection.getpeername()[1])
+    client.sock = connection
+    with contextlib.closing(client):
+        client.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = client.getresponse()
+        text = response.read().decode()
+    if response.status != http.HTTPStatus.OK:
+        raise RuntimeError(f"HTTP status {response.status}: {text}")
+    return json.loads(text)

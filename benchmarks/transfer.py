@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 from circumstances import circumstances
+from processes import memory_bytes
 
 from potluck.cluster.network.trust.authority import derive_authority, issue_credentials
 from potluck.cluster.network.trust.pem_files import pem_paths, write_pem_files
@@ -172,7 +173,7 @@ async def _own(folder: str, host: str, model: str, rate: float) -> None:
         json.dumps(
             {
                 "sender_cpu_seconds_per_gigabyte": (_cpu_seconds(process) - before) / gigabytes,
-                "sender_peak_bytes": _peak_bytes(process),
+                "sender_peak_bytes": memory_bytes(process.pid, "VmHWM"),
             }
         ),
         flush=True,
@@ -191,7 +192,7 @@ async def _take(
     process = await _process(Path(folder), TAKER, host)
     file_content = FileContent(*content)
     await process.add_digests(file_content, bytes.fromhex(digests), verified=True)
-    idle_bytes, before = _peak_bytes(process), _cpu_seconds(process)
+    idle_bytes, before = memory_bytes(process.pid, "VmHWM"), _cpu_seconds(process)
     manifest = Manifest("gguf", (ManifestFile("model.bin", file_content),), main="model.bin")
     source = ChunkSource(file_content.sha256, 0, file_content.num_chunks, SourceKind.PEER, OWNER)
     process.set_sources(JOB, manifest, [source], {OWNER: (address[0], address[1])})
@@ -208,7 +209,7 @@ async def _take(
                 "megabytes_per_second": gigabytes * 1000 / seconds,
                 "receiver_cpu_seconds_per_gigabyte": (_cpu_seconds(process) - before) / gigabytes,
                 "receiver_idle_bytes": idle_bytes,
-                "receiver_peak_bytes": _peak_bytes(process),
+                "receiver_peak_bytes": memory_bytes(process.pid, "VmHWM"),
             }
         ),
         flush=True,
@@ -228,11 +229,6 @@ def _read(client: TransferClient, content: FileContent, keeps: bool) -> None:
 def _cpu_seconds(process: TransferProcess) -> float:
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _peak_bytes(process: TransferProcess) -> int:
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
 
 
 def _beside_frames(folder: Path, model: Path, link: str) -> list[dict[str, object]]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from circumstances import circumstances
+from command_line import documented_parser
 from peer_process import published
 
 from potluck.local.model import Model
@@ -42,9 +43,7 @@ _KINDS = ("drafts", "batch")
 
 def main() -> None:
     """Measure every model at every depth, print ratios, and write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL")
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 3, 4, 6, 8, 12, 16])
     parser.add_argument("--depths", nargs="+", type=int, default=[128, 2048])

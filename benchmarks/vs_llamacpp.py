@@ -12,11 +12,9 @@ run at the same time.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from busy import busy
 from circumstances import circumstances
+from command_line import documented_parser
 from comparison import (
     CLAIMS,
     Limits,
@@ -46,6 +46,7 @@ from model_shapes import SHAPES, Shape
 from peer_process import Run, RunFailedError, published
 from potluck_bench import run_potluck
 from random_gguf import GGUF_TYPES, write_gguf
+from shapes import made
 
 from potluck.host.cores import default_num_threads
 
@@ -96,19 +97,14 @@ class Session:
     def model(self, type_name: str) -> Path:
         """Return the path of a type's file; create the file if it is missing."""
         path = self.directory / f"{self.shape_name}-{type_name}.gguf"
-        if not path.exists():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
-            write_gguf(self.shape, unfinished, type_name)
-            unfinished.rename(path)
-        return path
+        return made(path, lambda each: write_gguf(self.shape, each, type_name))
 
     def measure(self, setting: Setting) -> None:
         """Run both sides alternately, once per round. llama.cpp does not run again what it ran for
         another setting.
         """
         is_known = (Side.THEIRS, setting.theirs) in self.samples
-        with busy_core() if setting.is_busy else contextlib.nullcontext():
+        with busy(int(setting.is_busy), core=max(os.sched_getaffinity(0))):
             for _ in range(self.num_rounds):
                 self._ours(setting)
                 if setting.isa in self.peers and not is_known:
@@ -184,23 +180,9 @@ class Session:
             self.samples[key] = self.samples.get(key, Rates()) + rates
 
 
-@contextlib.contextmanager
-def busy_core() -> Iterator[None]:
-    """Run another process that computes endlessly on the last core available to this one."""
-    core = max(os.sched_getaffinity(0))
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
-        try:
-            os.sched_setaffinity(spinner.pid, {core})
-            yield
-        finally:
-            spinner.kill()
-
-
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--llama-bench", type=Path, help="a build for this CPU")
     for isa in ISAS:

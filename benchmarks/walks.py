@@ -12,19 +12,19 @@ sent to the one that does not coordinate.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import write_result
 from live_cluster import LiveAgent, LiveCluster, wait_until
-from token_stream import Ask, TokenStream
+from token_stream import Ask, TokenStream, post_json
 
 SCHEMA = "potluck.benchmark.walks/1"
 
@@ -96,15 +96,8 @@ def _chat(port: int, seed: int) -> None:
     """Ask for one token of a sampled answer to a chat."""
     messages = [{"role": "user", "content": "Who are you?"}]
     body = {"model": "walked", "messages": messages, "max_tokens": 1, "seed": seed}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-    )
-    response = connection.getresponse()
-    text = response.read()
-    connection.close()
-    if response.status != http.HTTPStatus.OK:
-        raise RuntimeError(f"a request failed: {text.decode()}")
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    post_json(connection, "/v1/chat/completions", body)
 
 
 def measure(model: str, num_agents: int, work: Path) -> dict[str, dict[str, list[str]]]:
@@ -159,8 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         ways = measure(arguments.model, arguments.agents, Path(work))
-    result = {"schema": SCHEMA, **circumstances(), "agents": arguments.agents, **ways}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(arguments.out, SCHEMA, {"agents": arguments.agents, **ways}, indent=1)
     for kind, by_process in ways.items():
         for process, modules in by_process.items():
             print(f"{kind}, {process}: {len(modules)} modules")

@@ -10,7 +10,6 @@ differ.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.portability.checks.host_check import HostCheck
 from potluck.portability.checks.needs import read_needs
@@ -75,9 +75,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Predict, run, compare; print a line for each comparison, and write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()

@@ -14,10 +14,7 @@ Needs root, iproute2 and version 1 of the kernel's memory controller.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import http.client
-import json
 import mmap
 import os
 import shutil
@@ -31,21 +28,21 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 from fourteen_boards import (
-    END_TOKENS,
-    NUM_TOKENS,
     Board,
+    BoardResult,
     Drill,
     NoControlGroupsError,
     await_boards,
-    end_agent,
+    connect_here,
     make_model,
     memory_group,
-    node_id,
     sampling,
+    start_board,
 )
-from model_shapes import SHAPES
+from model_shapes import SHAPES, weights_bytes
 from support.network.fake_hub import FakeHub, serve_hub
 from support.network.netns import (
     Host,
@@ -56,20 +53,17 @@ from support.network.netns import (
     use_cubic,
 )
 
-from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.network.trust.secret import generate_secret
 from potluck.errors import PotluckError
 from potluck.host.child_environment import SECRET_VARIABLE
 from potluck.types.quantities import format_bytes, format_rate
 
 MODEL_ID = "bench/model"
-CONTEXT_TOKENS = 256
 PORT = 7333
 
 _ROOT = Path(__file__).resolve().parents[1]
 _WORK = _ROOT / "build" / "weights"
 _START_SECONDS = 180.0
-_ANSWER_SECONDS = 600.0
 _MEGABIT = 10**6
 
 
@@ -87,19 +81,11 @@ class Case:
 
 
 @dataclass(slots=True, kw_only=True)
-class BoardResult:
-    """The result of one board. ``received_bytes`` and ``sent_bytes`` are those of its interface."""
+class ReceivingBoardResult(BoardResult):
+    """``received_bytes`` and ``sent_bytes`` are those of the board's interface."""
 
-    board: int
-    layers: tuple[int, int] | None = None
-    plan_bytes: int | None = None
-    read_bytes: int | None = None
-    load_seconds: float | None = None
     received_bytes: int = 0
     sent_bytes: int = 0
-    worker_peak_bytes: int = 0
-    board_peak_bytes: int = 0
-    num_kills: int = 0
     stored_bytes: int = 0
 
 
@@ -114,7 +100,7 @@ class WeightsResult:
 
     case: Case
     model_bytes: int
-    boards: list[BoardResult]
+    boards: list[ReceivingBoardResult]
     deploy_seconds: float | None = None
     least_seconds: float | None = None
     hub_bytes: int = 0
@@ -138,9 +124,7 @@ class WeightsResult:
 
 def main() -> None:
     """Measure one case, print what came of it, write the document."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--origin", choices=("hub", "owner"), default="hub")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="100M")
     parser.add_argument("--boards", type=int, default=14)
@@ -172,15 +156,12 @@ def main() -> None:
         raise SystemExit(f"not shown: {error}") from error
     for line in result_lines(result):
         print(line)
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.weights/1",
-            **circumstances(),
-            "num_cpus": os.cpu_count(),
-            "ratio": result.ratio,
-            **asdict(result),
-        }
-        arguments.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    results = {
+        "num_cpus": os.cpu_count(),
+        "ratio": result.ratio,
+        **asdict(result),
+    }
+    write_result(arguments.output, "potluck.benchmark.weights/1", results)
     sys.exit(1 if result.failure else 0)
 
 
@@ -194,8 +175,8 @@ def measure(
     """
     result = WeightsResult(
         case=case,
-        model_bytes=sum(path.stat().st_size for path in model.glob("*.safetensors")),
-        boards=[BoardResult(board=index) for index in range(case.num_boards)],
+        model_bytes=weights_bytes(model),
+        boards=[ReceivingBoardResult(board=index) for index in range(case.num_boards)],
     )
     with ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(dir=model.parent)))
@@ -222,7 +203,7 @@ def measure(
             sent_before = sum(hub.sent_bytes.values())
             try:
                 name = MODEL_ID if case.origin == "hub" else str(model.resolve())
-                result.deploy_seconds = _deploy(boards[0], name, result)
+                result.deploy_seconds = boards[0].deploy(name, result.boards)
                 for host, start, measured in zip(hosts, before, result.boards, strict=True):
                     received, sent = _traffic(host)
                     measured.received_bytes = received - start[0]
@@ -243,9 +224,7 @@ def measure(
             for index, board in enumerate(boards):
                 shutil.copyfile(board.log, logs / f"{index}.log")
         for board, into in zip(boards, result.boards, strict=True):
-            into.worker_peak_bytes = sampler.worker_peaks.get(board.group, 0)
-            into.board_peak_bytes = sampler.board_peaks.get(board.group, 0)
-            into.num_kills = _num_kills(board.group)
+            sampler.report(board, into)
             into.stored_bytes = _stored_bytes(directory / str(into.board))
         if result.failure:
             for failed in boards:
@@ -275,16 +254,11 @@ def result_lines(result: WeightsResult) -> Iterator[str]:
         f"{'stored':>9} {'worker':>9} {'board':>9} {'seconds':>7} {'kills':>5}"
     )
     for each in result.boards:
-        layers = "" if each.layers is None else f"[{each.layers[0]}, {each.layers[1]})"
-        sizes = (
+        cells = each.cells(
             *(each.plan_bytes, each.read_bytes, each.received_bytes, each.sent_bytes),
             *(each.stored_bytes, each.worker_peak_bytes, each.board_peak_bytes),
         )
-        yield (
-            f"{each.board:5} {layers:>9} {' '.join(map(_size, sizes))}"
-            f" {'' if each.load_seconds is None else f'{each.load_seconds:.1f}':>7}"
-            f" {each.num_kills:5}"
-        )
+        yield f"{cells} {each.num_kills:5}"
     yield (
         f"the hub sent {format_bytes(result.hub_bytes)}, {format_bytes(result.repeated_bytes)} of "
         f"it again; its interface {format_bytes(result.uplink_bytes)}; "
@@ -303,10 +277,6 @@ def result_lines(result: WeightsResult) -> Iterator[str]:
     if result.failure:
         yield from result.events
         yield f"failed: {result.failure}"
-
-
-def _size(num_bytes: int | None) -> str:
-    return f"{'' if num_bytes is None else format_bytes(num_bytes):>9}"
 
 
 # The hub and the boards.
@@ -351,18 +321,12 @@ def _start_boards(
     boards: list[Board] = []
     for index, (host, group) in enumerate(zip(hosts, groups, strict=True)):
         folder = directory / str(index)
-        folder.mkdir()
-        state = StateDirectory(folder / "state")
-        state.path.mkdir(mode=0o700)
-        (state.path / "node-id").write_text(node_id(index) + "\n", encoding="ascii")
         options = [
-            *("up", "--state", str(state.path), "--threads", "1"),
+            *("up", "--threads", "1"),
             *("--listen", f"{host.ip}:{PORT}"),
             *(["--join", f"{hosts[0].ip}:{PORT}"] if boards else []),
             *(["--no-http"] if boards else ["--http", "127.0.0.1:0"]),
         ]
-        log = folder / "log"
-        into_group = f'echo $$ > "{group}/cgroup.procs"; exec "$@"'
         agent_command = (sys.executable, "-m", "potluck", *(["--debug"] if debugs else []))
         # In a network namespace /sys is another one, without the control groups.
         with_groups = 'mount -t cgroup -o memory none /sys/fs/cgroup && exec "$@"'
@@ -371,16 +335,9 @@ def _start_boards(
         own = {"HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
         if not case.keeps:
             own["POTLUCK_WEIGHTS_STORE"] = "0"
-        with log.open("wb") as file:
-            agent = subprocess.Popen(
-                ["sh", "-c", into_group, "sh", *command],
-                env={**environment, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-        opened.callback(end_agent, agent)
-        boards.append(Board(group=group, state=state, agent=agent, log=log))
+        board = start_board(index, group, folder, command, {**environment, **own})
+        opened.callback(board.end)
+        boards.append(board)
         # One by one: all of them together would keep a small machine so busy that some fail to join
         # in time.
         await_boards(boards, _START_SECONDS)
@@ -395,27 +352,6 @@ def _hidden(case: Case, model: Path, board: int) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", cover, "sh")
 
 
-def _deploy(board: Board, name: str, result: WeightsResult) -> float:
-    """Deploy, and return the seconds; fill in what the deployment says of its stages."""
-    started = time.monotonic()
-    deployed = board.ask(
-        "deploy",
-        model=name,
-        model_id="model",
-        context_tokens=CONTEXT_TOKENS,
-        objective="memory",
-    )
-    seconds = time.monotonic() - started
-    numbers = {node_id(index): index for index in range(len(result.boards))}
-    for stage in deployed["stages"]:
-        into = result.boards[numbers[stage["node_id"]]]
-        into.layers = (stage["start_layer"], stage["end_layer"])
-        into.plan_bytes = stage["num_bytes"]
-        into.read_bytes = stage["read_bytes"]
-        into.load_seconds = stage["load_seconds"]
-    return seconds
-
-
 def _repeat(
     boards: list[Board], hosts: list[Host], hub_host: Host, name: str, result: WeightsResult
 ) -> None:
@@ -424,46 +360,14 @@ def _repeat(
     subprocess.run(
         ["ip", "-n", hub_host.namespace, "link", "set", "eth0", "down"], check=True, timeout=20
     )
-    started = time.monotonic()
-    boards[0].ask(
-        "deploy",
-        model=name,
-        model_id="model",
-        context_tokens=CONTEXT_TOKENS,
-        objective="memory",
-    )
-    result.again_seconds = time.monotonic() - started
+    unused = [BoardResult(board=each.board) for each in result.boards]
+    result.again_seconds = boards[0].deploy(name, unused)
     result.again_text, _ = _complete(boards[0], hosts[0])
 
 
 def _complete(board: Board, host: Host) -> tuple[str, int]:
-    """Ask for an answer; its text and how many tokens it has."""
-    (address,) = [
-        node["http_address"] for node in board.ask("state")["nodes"] if node.get("http_address")
-    ]
-    port = int(address.rpartition(":")[2])
-    body = {
-        "model": "model",
-        "prompt": "The old boat",
-        "max_tokens": NUM_TOKENS,
-        "temperature": 0,
-        "logit_bias": {str(token): -100 for token in END_TOKENS},
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-    connection.sock = opened_on(
-        host, lambda: socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_SECONDS)
-    )
-    try:
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        text = response.read().decode()
-        if response.status != http.HTTPStatus.OK:
-            raise RuntimeError(f"HTTP status {response.status}: {text}")
-        answer = json.loads(text)
-        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
-    finally:
-        connection.close()
+    """Ask for an answer on ``host``; return its text and its number of tokens."""
+    return board.complete(lambda port: opened_on(host, lambda: connect_here(port)))
 
 
 def _traffic(host: Host) -> tuple[int, int]:
@@ -473,14 +377,6 @@ def _traffic(host: Host) -> tuple[int, int]:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     received, sent = map(int, done.stdout.split())
     return received, sent
-
-
-def _num_kills(group: Path) -> int:
-    for line in (group / "memory.oom_control").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return 0
 
 
 def _stored_bytes(folder: Path) -> int:

@@ -10,7 +10,6 @@ to stdout, all samples to the document.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -23,7 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from circumstances import circumstances
+from circumstances import write_result
+from command_line import documented_parser
 
 from potluck.portability.checks.host_check import HostCheck
 from potluck.portability.checks.needs import cached_needs
@@ -43,7 +43,7 @@ _LAUNCHER = Path(__file__).with_name("measured_command.py")
 
 def main() -> None:
     """Measure, print, write the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
+    parser = documented_parser(__doc__)
     parser.add_argument("--large", type=Path, required=True)
     parser.add_argument("--own", type=Path, required=True)
     parser.add_argument("--fleet", type=Path, required=True)
@@ -56,30 +56,22 @@ def main() -> None:
         wall = statistics.median(each.wall_seconds for each in taken)
         cpu = statistics.median(each.cpu_seconds for each in taken)
         print(f"{name:30} median {wall:.3f} s, of which computing {cpu:.3f} s{_peak(taken)}")
-    if arguments.output:
-        document = {
-            "schema": "potluck.benchmark.wheel_check/1",
-            **circumstances(),
-            "bytes": {
-                "large": arguments.large.stat().st_size,
-                "own": arguments.own.stat().st_size,
-            },
-            "fleet_wheels": [wheel.name for wheel in wheels],
-            "samples": {
-                name: [dataclasses.asdict(each) for each in taken]
-                for name, taken in samples.items()
-            },
-        }
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    results = {
+        "bytes": {
+            "large": arguments.large.stat().st_size,
+            "own": arguments.own.stat().st_size,
+        },
+        "fleet_wheels": [wheel.name for wheel in wheels],
+        "samples": {
+            name: [dataclasses.asdict(each) for each in taken] for name, taken in samples.items()
+        },
+    }
+    write_result(arguments.output, "potluck.benchmark.wheel_check/1", results, indent=1)
 
 
 def _peak(taken: list[Taken]) -> str:
     peaks = [each.peak_bytes for each in taken if each.peak_bytes is not None]
     return f", peak {max(peaks) / 2**20:.0f} MiB" if peaks else ""
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints the docstring unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

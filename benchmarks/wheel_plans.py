@@ -10,7 +10,6 @@ all that was installed: this machine's natively, others through qemu-user. One l
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
+from command_line import documented_parser
 
 from potluck.portability.checks.needs import default_needs_folder
 from potluck.portability.hosts.host import Host, HostPython
@@ -133,7 +133,7 @@ CASES = (
 
 def main() -> None:
     """Plan, install, import, print, write the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
+    parser = documented_parser(__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", nargs="+", default=[each.name for each in CASES])
     parser.add_argument("--wheels", type=Path, help="a folder with wheels of Potluck")
@@ -152,10 +152,6 @@ def main() -> None:
                 document["cases"].append(run_case(case, own, kept))
             if arguments.output:  # after each: all of them take long
                 arguments.output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints the docstring unchanged."""
 
 
 def run_case(case: Case, own: Sequence[Path], kept: Path) -> dict[str, Any]:

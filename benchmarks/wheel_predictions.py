@@ -10,7 +10,6 @@ root goes to stdout, with each difference; everything goes to the JSON document,
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from circumstances import circumstances
+from command_line import documented_parser
 from wheel_loads import Load, compare_loads, describe_root
 from wheel_trials import fetch_wheel, wheel_trials
 
@@ -42,7 +42,7 @@ _SHOWN_DIFFERENCES = 5
 
 def main() -> None:
     """Compare, print, write the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
+    parser = documented_parser(__doc__)
     parser.add_argument("--wheels", type=Path, required=True)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", default="", help="names that contain this")
@@ -65,10 +65,6 @@ def main() -> None:
             document["wheels"].append(_row(wheel, systems, checks))
             if arguments.output:  # after each: all of them take long
                 arguments.output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Prints the docstring unchanged."""
 
 
 def _row(

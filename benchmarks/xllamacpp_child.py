@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-import threading
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import xllamacpp
+from token_stream import together
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0.0, "seed": 0}
 """As ``potluck.local.measuring.SAMPLED``: llama.cpp would add a top-k and a min-p."""
@@ -36,16 +37,26 @@ def build() -> dict[str, str]:
     }
 
 
+def cpu_params(model: str, *, num_threads: int, num_slots: int, slot_tokens: int) -> Any:
+    """Return the parameters of a server on CPUs, with ``slot_tokens`` of context in each slot."""
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.n_parallel = num_slots
+    params.n_ctx = num_slots * slot_tokens
+    params.n_gpu_layers = 0
+    params.cpuparams.n_threads = num_threads
+    params.cpuparams_batch.n_threads = num_threads
+    return params
+
+
 def open_server(case: dict[str, Any]) -> Any:
     """Open a server with the model loaded and a slot for each sequence."""
-    params = xllamacpp.CommonParams()
-    params.model.path = case["model"]
-    params.n_parallel = case["num_sequences"]
-    per_sequence = case["num_prompt_tokens"] + case["num_decode_tokens"] + 16
-    params.n_ctx = case["num_sequences"] * per_sequence
-    params.n_gpu_layers = 0
-    params.cpuparams.n_threads = case["num_threads"]
-    params.cpuparams_batch.n_threads = case["num_threads"]
+    params = cpu_params(
+        case["model"],
+        num_threads=case["num_threads"],
+        num_slots=case["num_sequences"],
+        slot_tokens=case["num_prompt_tokens"] + case["num_decode_tokens"] + 16,
+    )
     kinds = xllamacpp.llama_flash_attn_type
     params.flash_attn_type = (
         kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -82,18 +93,12 @@ def _round(server: Any, case: dict[str, Any]) -> tuple[float, float]:
         )
         timings.append(answer["timings"])
 
-    threads = [
-        threading.Thread(
-            target=ask,
-            args=([_FIRST_TOKEN + draw.randrange(_NUM_TOKENS) for _ in range(num_tokens)],),
-        )
-        for num_tokens in [case["num_prompt_tokens"]] * case["num_sequences"]
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if len(timings) < len(threads):
+    def tokens() -> list[int]:
+        drawn = (draw.randrange(_NUM_TOKENS) for _ in range(case["num_prompt_tokens"]))
+        return [_FIRST_TOKEN + each for each in drawn]
+
+    together([partial(ask, tokens()) for _ in range(case["num_sequences"])])
+    if len(timings) < case["num_sequences"]:
         raise SystemExit("a completion failed")
     prompt_seconds = max(each["prompt_ms"] for each in timings) / 1000
     # The first token comes with the prompt.

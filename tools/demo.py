@@ -36,9 +36,9 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+from potluck.cli.placing import result_of  # noqa: E402
 from potluck.cli.report import figures_line  # noqa: E402
 from potluck.cli.tables import stage_lines  # noqa: E402
-from potluck.cluster.agent.asking import ask  # noqa: E402
 from potluck.cluster.agent.state import StateDirectory  # noqa: E402
 from potluck.cluster.network.trust.secret import generate_secret  # noqa: E402
 from potluck.errors import PotluckError  # noqa: E402
@@ -147,19 +147,10 @@ async def _address(node: _Node) -> str:
     return line.decode().strip()
 
 
-async def _result(
-    node: _Node, method: str, on_event: Callable[[Any], None] = lambda event: None, **params: object
-) -> Any:
+async def _result(node: _Node, method: str, **params: object) -> dict[str, Any]:
     """Call an agent over its control socket, and return the result."""
-
-    def talk() -> Any:
-        for document in ask(node.state.control_socket, method, params):
-            if "event" in document:
-                on_event(document["event"])
-        return document["result"]
-
     try:
-        return await asyncio.to_thread(talk)
+        return await asyncio.to_thread(result_of, node.state, method, params)
     except PotluckError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         raise node.failure(f"could not {method}: {error.message}{hint}") from error
@@ -169,7 +160,7 @@ async def _wait_for_members(node: _Node, num_nodes: int) -> dict[str, Any]:
     """Wait until ``num_nodes`` nodes are ready, and return the cluster's state."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
-        state: dict[str, Any] = await _result(node, "state")
+        state = await _result(node, "state")
         ready = [each for each in state["nodes"] if each["state"] == "ready"]
         if len(ready) == num_nodes:
             return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 
@@ -47,7 +48,5 @@ def document(seed: int, index: int) -> str:
 
 def documents(seed: int, start: int = 0) -> Iterator[str]:
     """Yield the documents of ``seed`` from number ``start`` on."""
-    index = start
-    while True:
+    for index in itertools.count(start):
         yield document(seed, index)
-        index += 1

@@ -113,12 +113,10 @@ def pack(
     return torch.tensor(packed), first
 
 
-def held_out_loss(
-    model: Any, tokenizer: Tokenizer, count: int = HELD_OUT_DOCUMENTS
-) -> tuple[float, float]:
+def held_out_loss(model: Any, tokenizer: Tokenizer) -> tuple[float, float]:
     """Return the loss on documents of another seed, each alone, in nats per token and per byte."""
     nats, tokens, size = 0.0, 0, 0
-    for index in range(count):
+    for index in range(HELD_OUT_DOCUMENTS):
         text = document(HELD_OUT_SEED, index)
         ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
         predicted = ids.shape[1] - 1

@@ -28,32 +28,40 @@ _CROSS_ROOT = "usr/{machine}-linux-gnu"
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A row of the file. ``cross`` has the packages for cross compilers, by architecture."""
+class _Archived(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A name for hosts, and where the packages are from which they are described."""
 
     name: _Text
-    title: _Text
     archive: _Text
     suite: _Text
     components: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
     keyring: _Text
     architectures: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+
+    def packages(self, keyrings: Path) -> Archive:
+        """Return the archive, whose keys are in the folder ``keyrings``."""
+        return Archive(
+            url=self.archive,
+            suite=self.suite,
+            components=self.components,
+            keyring=keyrings / self.keyring,
+        )
+
+
+class Distribution(_Archived, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A row of the file. ``cross`` has the packages for cross compilers, by architecture."""
+
+    title: _Text
     cross: dict[_Text, tuple[_Text, ...]] = {}
 
 
-class Musl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Musl(_Archived, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A distribution with musl whose own archive cannot be reached: another build of the same
     release of musl stands for it. ``because`` has the source of what is said.
     """
 
-    name: _Text
     because: _Text
     python: Annotated[str, msgspec.Meta(pattern=r"^3\.\d+$")]
-    archive: _Text
-    suite: _Text
-    components: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
-    keyring: _Text
-    architectures: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
 
 
 class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,12 +88,7 @@ def describe_distribution(
     distribution: Distribution, folder: Path, keyrings: Path
 ) -> Iterator[Host]:
     """Yield a host for each architecture; packages are stored and unpacked in ``folder``."""
-    archive = Archive(
-        url=distribution.archive,
-        suite=distribution.suite,
-        components=distribution.components,
-        keyring=keyrings / distribution.keyring,
-    )
+    archive = distribution.packages(keyrings)
     hosts = [
         _from_packages(distribution, architecture, archive, folder / architecture)
         for architecture in distribution.architectures
@@ -135,13 +138,8 @@ def describe_musl(folder: Path, keyrings: Path) -> Iterator[Host]:
     """Yield a host for each row and machine: Debian's build of musl, and Python as the row says.
     Nothing else is known, so the hosts are not complete.
     """
-    for row in _rows().musl:
-        archive = Archive(
-            url=row.archive,
-            suite=row.suite,
-            components=row.components,
-            keyring=keyrings / row.keyring,
-        )
+    for row in musl_distributions():
+        archive = row.packages(keyrings)
         for architecture in row.architectures:
             machine = _MACHINES[architecture]
             place = folder / row.name / architecture

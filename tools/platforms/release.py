@@ -12,6 +12,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.version import Version
 
+from potluck.portability.wheels.tags import LEGACY_POLICIES
+
 Glibc = tuple[int, int]
 
 ANY_GLIBC: Glibc = (0, 0)
@@ -19,7 +21,6 @@ ANY_GLIBC: Glibc = (0, 0)
 NEWEST_GLIBC: Glibc = (2, 99)
 """A version that satisfies every requirement."""
 
-_LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014)))_(\w+)")
 
 
@@ -131,7 +132,7 @@ def _glibc_of(tag: Tag, platform: Platform) -> Glibc | None:
         return None
     if Tag(tag.interpreter, tag.abi, platform.machine) not in _taken(platform):
         return None
-    return _LEGACY[matched[3]] if matched[3] else (int(matched[1]), int(matched[2]))
+    return LEGACY_POLICIES[matched[3]] if matched[3] else (int(matched[1]), int(matched[2]))
 
 
 @cache

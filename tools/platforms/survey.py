@@ -8,8 +8,8 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 from packaging.requirements import Requirement
 
 from tools.platforms.closure import Index, Project, closure
@@ -96,12 +96,7 @@ def survey(requirements: Sequence[str], index: Index, date: str) -> Survey:
 
 def read_survey(text: str) -> Survey:
     """Read the survey that ``to_json`` wrote."""
-    document = json.loads(text)
-    return Survey(
-        date=document["date"],
-        requirements=tuple(document["requirements"]),
-        platforms=tuple(map(_read_platform, document["platforms"])),
-    )
+    return msgspec.json.decode(text, type=Survey)
 
 
 def glibc_name(glibc: Glibc) -> str:
@@ -142,30 +137,3 @@ def _taken(choice: Candidate) -> Taken:
         glibc=glibc if choice.is_wheel else "source",
         uploaded=choice.uploaded,
     )
-
-
-def _read_platform(document: dict[str, Any]) -> SurveyedPlatform:
-    return SurveyedPlatform(
-        machine=document["machine"],
-        python=document["python"],
-        projects=tuple(
-            SurveyedProject(
-                name=each["name"],
-                required_by=tuple(each["required_by"]),
-                takes=Taken(**each["takes"]),
-                older=tuple(
-                    OlderSystem(
-                        glibc=one["glibc"],
-                        takes=_read_taken(one["takes"]),
-                        takes_wheel=_read_taken(one["takes_wheel"]),
-                    )
-                    for one in each["older"]
-                ),
-            )
-            for each in document["projects"]
-        ),
-    )
-
-
-def _read_taken(document: dict[str, str] | None) -> Taken | None:
-    return None if document is None else Taken(**document)

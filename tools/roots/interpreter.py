@@ -21,17 +21,17 @@ _PROGRAMS = {"python3.11": "python.c", "try_load": "try_load.c"}
 _SHIM = "older_libc.c"
 
 
-def portable_python(machine: str, folder: Path = FOLDER) -> Path:
+def portable_python(machine: str) -> Path:
     """Return a PYTHONHOME with ``bin/python3.11``, ``bin/try_load`` and ``lib/python3.11``.
 
     It is built if it is missing. Raises as ``unpack`` and ``compile_c`` do.
     """
     package_set = interpreter_parts(machine)
     sources = [(_HERE / name).read_bytes() for name in (*_PROGRAMS.values(), _SHIM)]
-    path = folder / f"portable-{package_set.name}-{digest(package_set.digest.encode(), *sources)}"
+    path = FOLDER / f"portable-{package_set.name}-{digest(package_set.digest.encode(), *sources)}"
     with made_once(path) as made:
         if made:
-            unpack(package_set, made / "parts", folder / "packages")
+            unpack(package_set, made / "parts", FOLDER / "packages")
             parts = made / "parts" / "usr" / "lib"
             (made / "bin").mkdir()
             for program, main in _PROGRAMS.items():

@@ -11,9 +11,9 @@ from tools.roots.zig import compile_c
 _SOURCE = Path(__file__).with_name("launch.c")
 
 
-def launcher(folder: Path = FOLDER) -> Path:
+def launcher() -> Path:
     """Return the launcher for this machine, a static program. Raises as ``compile_c`` does."""
-    path = folder / f"launcher-{digest(_SOURCE.read_bytes())}"
+    path = FOLDER / f"launcher-{digest(_SOURCE.read_bytes())}"
     with made_once(path) as made:
         if made:
             target = f"{platform.machine()}-linux-musl"

@@ -8,12 +8,13 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from potluck.portability.wheels.tags import LEGACY_POLICIES
+
 SITE = PurePosixPath("lib/python3.11/site-packages")
 """The path of modules in a prefix; files installed with them rely on this depth."""
 
 _OLDEST_MINOR = {"x86_64": 5, "aarch64": 17}
 """The minor version of glibc 2.x in the first policy of each machine (PEP 600)."""
-_NAMED = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
 
 
 def unzip_wheel(wheel: Path, prefix: Path) -> None:
@@ -58,5 +59,5 @@ def manylinux_platforms(machine: str, glibc_minor: int) -> tuple[str, ...]:
     """Return the platform tags that glibc 2.``glibc_minor`` accepts, newest first."""
     oldest = _OLDEST_MINOR[machine]
     numbered = [f"manylinux_2_{minor}" for minor in range(glibc_minor, oldest - 1, -1)]
-    named = [name for name, minor in _NAMED.items() if oldest <= minor <= glibc_minor]
+    named = [name for name, (_, minor) in LEGACY_POLICIES.items() if oldest <= minor <= glibc_minor]
     return tuple(f"{each}_{machine}" for each in (*numbered, *reversed(named)))

@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from potluck.api.errors import (
-    ApiError,
-    ClientGoneError,
-    forget_frames,
-    internal_error,
-    to_api_error,
-)
+from potluck.api.errors import ApiError, ClientGoneError, forget_frames, internal_error
 from potluck.api.rendering import Renderer
 from potluck.errors import PotluckError
 
@@ -65,7 +59,7 @@ class AnswerStream(Response):
         pieces: AsyncGenerator[bytes, None],
         ending: asyncio.Event,
         renderer: Renderer,
-        to_error: Callable[[PotluckError], ApiError] = to_api_error,
+        to_error: Callable[[PotluckError], ApiError],
     ) -> None:
         super().__init__(
             media_type=renderer.stream_type,

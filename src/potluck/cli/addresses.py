@@ -217,14 +217,14 @@ class _NetworkAddress:
     address: str
 
 
-def _network_addresses(system: Path = _SYSTEM) -> list[_NetworkAddress]:
+def _network_addresses() -> list[_NetworkAddress]:
     """Return the addresses, the preferred ones first."""
     import psutil
 
     states = psutil.net_if_stats()
     return sorted(
         _NetworkAddress(
-            kind=kind_of(name, states[name].flags, system), interface=name, address=each.address
+            kind=kind_of(name, states[name].flags), interface=name, address=each.address
         )
         for name, addresses in psutil.net_if_addrs().items()
         if name in states and states[name].isup

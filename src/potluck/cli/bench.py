@@ -91,14 +91,15 @@ def bench(
     from potluck.local.measuring import Workload
 
     _check_draft(draft)
-    drafts = resolve_draft(draft) != OFF
+    chosen = settings()
+    drafts = resolve_draft(draft, chosen) != OFF
     workload = Workload(
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
         depth_tokens=depth_tokens,
         num_sequences=sequences,
     )
-    requested_context = context if context is not None else settings().context
+    requested_context = context if context is not None else chosen.context
     with (
         _context_errors(workload, is_context_requested=requested_context is not None),
         opened_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -194,10 +194,10 @@ def _row(stage: Mapping[str, Any], prediction: Mapping[str, Any] | None) -> list
     if not _loaded_sequences(prediction):
         names.remove("loaded_seconds")
     measured, predicted = stage["measured"], stage["predicted"] or _NOTHING
-    times = [_times(measured[name], predicted.get(name)) for name in names]
+    times = [_beside(measured[name], predicted.get(name), format_seconds) for name in names]
     # Members of a group exchange what they compute during a step; only their leader sends it on.
     hop = None if is_led(stage) else predicted.get("hop_seconds")
-    return [str(stage["stage"]), *times, _times(None, hop)]
+    return [str(stage["stage"]), *times, _beside(None, hop, format_seconds)]
 
 
 def _loaded_sequences(prediction: Mapping[str, Any] | None) -> int | None:
@@ -208,29 +208,24 @@ def _loaded_sequences(prediction: Mapping[str, Any] | None) -> int | None:
     return count if count > 1 else None
 
 
-def _times(measured: float | None, predicted: float | None) -> str:
-    return _beside(
-        None if measured is None else format_seconds(measured),
-        None if predicted is None else format_seconds(predicted),
-    )
-
-
-def _beside(measured: str | None, predicted: str | None) -> str:
-    return f"{measured or '-'} ({predicted})" if predicted else measured or "-"
+def _beside(measured: float | None, predicted: float | None, shown: Callable[[float], str]) -> str:
+    """Return a measured value, with the predicted one in parentheses if there is one."""
+    text = "-" if measured is None else shown(measured)
+    return text if predicted is None else f"{text} ({shown(predicted)})"
 
 
 def _total_lines(prediction: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[str]:
     alone = (measured["tokens_per_second"], prediction.get("tokens_per_second"))
     margin = f", ± {prediction['margin']:.0%}" if prediction else ""
     if alone != (None, None):
-        yield f"1 stream: {_rates(*alone)} tokens/s{margin}"
+        yield f"1 stream: {_beside(*alone, format_number)} tokens/s{margin}"
     num_measured, num_predicted = measured["num_streams"], prediction.get("num_streams")
     total, expected = measured["total_tokens_per_second"], prediction.get("total_tokens_per_second")
     if total is not None and num_measured != num_predicted:
-        yield f"{num_measured} streams: {_rates(total, None)} tokens/s"
+        yield f"{num_measured} streams: {_beside(total, None, format_number)} tokens/s"
         total = None
     if num_predicted is not None and num_predicted > 1:
-        yield f"{num_predicted} streams: {_rates(total, expected)} tokens/s{margin}"
+        yield f"{num_predicted} streams: {_beside(total, expected, format_number)} tokens/s{margin}"
     if prediction:
         seconds = format_seconds(prediction["first_token_seconds"])
         yield f"first token of a prompt of {prediction['prompt_tokens']} tokens: ({seconds})"
@@ -239,10 +234,3 @@ def _total_lines(prediction: Mapping[str, Any], measured: Mapping[str, Any]) -> 
         seconds = format_seconds(measured["first_token_seconds"])
         requests = format_count(number, "request")
         yield f"first token, mean of {requests} of any length, with queueing: {seconds}"
-
-
-def _rates(measured: float | None, predicted: float | None) -> str:
-    return _beside(
-        None if measured is None else format_number(measured),
-        None if predicted is None else format_number(predicted),
-    )

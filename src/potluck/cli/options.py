@@ -113,7 +113,7 @@ def seconds_to_wait() -> float:
     return max(0.0, _WAIT_SECONDS - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 
 
-def resolve_backend(option: str | None) -> str | None:
+def resolve_backend(option: str | None, chosen: NodeSettings) -> str | None:
     """Return the backend or unit of the option, else of the settings; None means the fastest.
 
     Raises ``UsageError`` for a backend that this build does not have.
@@ -121,7 +121,7 @@ def resolve_backend(option: str | None) -> str | None:
     from potluck.engines.backends import BACKENDS
     from potluck.types.unit import backend_of
 
-    name = settings().backend if option is None else option
+    name = chosen.backend if option is None else option
     names = [spec.name for spec in BACKENDS]
     if name is not None and backend_of(name) not in names:
         raise UsageError(
@@ -131,14 +131,14 @@ def resolve_backend(option: str | None) -> str | None:
     return name
 
 
-def resolve_draft(option: str | None) -> str:
+def resolve_draft(option: str | None, chosen: NodeSettings) -> str:
     """Return the source of drafts of the option, else of the settings."""
-    return str(configured(settings())["draft"]) if option is None else option
+    return str(configured(chosen)["draft"]) if option is None else option
 
 
-def resolve_arithmetic(option: ArithmeticChoice | None) -> ArithmeticChoice:
+def resolve_arithmetic(option: ArithmeticChoice | None, chosen: NodeSettings) -> ArithmeticChoice:
     """Return the arithmetic of the option, else of the settings."""
-    return ArithmeticChoice(configured(settings())["arithmetic"]) if option is None else option
+    return ArithmeticChoice(configured(chosen)["arithmetic"]) if option is None else option
 
 
 def settings() -> NodeSettings:

@@ -69,8 +69,8 @@ def opened_model(
     mmap: bool,
     arithmetic: ArithmeticChoice | None,
     cache_tokens: int | None = None,
-    states: int | None = None,
-    default_states: int | None = None,
+    states: int | None,
+    default_states: int | None,
     draft: str = OFF,
 ) -> Iterator[Model]:
     """Open a model with a progress bar, close it at the end.
@@ -81,7 +81,8 @@ def opened_model(
     from potluck.cli.options import resolve_arithmetic, resolve_backend, settings
 
     chosen = settings()
-    backend, arithmetic = resolve_backend(backend), resolve_arithmetic(arithmetic)
+    backend = resolve_backend(backend, chosen)
+    arithmetic = resolve_arithmetic(arithmetic, chosen)
 
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 

@@ -65,8 +65,9 @@ def probe(
 ) -> None:
     """Show this machine's devices, which of them work, and which are used."""
     limit = None if memory_limit is None else parse_size(memory_limit)
-    requested = resolve_backend(backend)
-    allow_software = allow_software or settings().allow_software
+    chosen = settings()
+    requested = resolve_backend(backend, chosen)
+    allow_software = allow_software or chosen.allow_software
     report = probed(
         requested=requested,
         allow_software=allow_software,

@@ -217,7 +217,7 @@ def run(
         quantization=quant.quantization,
         mmap=mmap,
         arithmetic=arithmetic,
-        draft=resolve_draft(draft),
+        draft=resolve_draft(draft, chosen),
     ) as opened:
         load_seconds = time.perf_counter() - started
         if stages > 1:

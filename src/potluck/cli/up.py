@@ -192,7 +192,7 @@ def run_agent(
     from potluck.host.allocator import limit_arenas
 
     chosen = settings()
-    requested_backend = resolve_backend(backend)
+    requested_backend = resolve_backend(backend, chosen)
     allow_software = allow_software or chosen.allow_software
     directory = state_directory(state)
     if lan and join:

@@ -144,7 +144,7 @@ def wheel_document(
     reports: Iterable[WheelReport],
     hosts: Iterable[Host],
     silent: Iterable[SilentNode],
-    releases: Iterable[WorkingRelease] = (),
+    releases: Iterable[WorkingRelease],
 ) -> WheelDocument:
     """Return the document of ``potluck wheel check --json``."""
     return WheelDocument(

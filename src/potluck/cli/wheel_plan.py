@@ -19,6 +19,7 @@ from potluck.cli.wheel_hosts import (
     silent_lines,
 )
 from potluck.errors import UsageError
+from potluck.types.quantities import format_count
 
 if TYPE_CHECKING:
     from potluck.portability.hosts.host import Host
@@ -142,7 +143,7 @@ def plan_for(
             needs_folder=default_needs_folder(os.environ),
             with_variants=with_variants,
         )
-        note(f"querying pip's package index for {len(hosts)} host{'s' * (len(hosts) != 1)}")
+        note(f"querying pip's package index for {format_count(len(hosts), 'host')}")
         requirements = [each for each in texts if not each.endswith(".whl")]
         found = planner.plan([*requirements, *index.projects])
         looked_up = pip.queried_projects

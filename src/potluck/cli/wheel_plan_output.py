@@ -14,7 +14,7 @@ from potluck.portability.planning.plan import Cost, HostPlan, Plan, PlannedWheel
 from potluck.portability.planning.release_variants import UnusedVariant
 from potluck.portability.planning.target import Target
 from potluck.types.document import Document, document_of
-from potluck.types.quantities import format_few
+from potluck.types.quantities import format_count, format_few
 
 _SHOWN_HOSTS = 3
 """In a row of the table; more are counted."""
@@ -137,7 +137,8 @@ def plan_lines(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
             )
     count = len(plan.hosts)
     if plan.shared is not None:
-        yield f"one version of each package for {'all ' * (count > 1)}{_hosts(count)}:"
+        hosts = format_count(count, "host")
+        yield f"one version of each package for {'all ' * (count > 1)}{hosts}:"
         yield from _table(plan.shared)
     if plan.costs:
         yield "what that costs, compared with the newest for each host:"
@@ -149,10 +150,6 @@ def plan_lines(plan: Plan, targets: Sequence[Target]) -> Iterator[str]:
         yield from _table(plan.own)
     for problem in plan.problems:
         yield from _problem_lines(problem, "nothing fits")
-
-
-def _hosts(count: int) -> str:
-    return f"{count} host{'s' * (count != 1)}"
 
 
 def _table(plans: Sequence[HostPlan]) -> Iterator[str]:

@@ -88,6 +88,7 @@ GROUPS = (
             *rooms_up_to("portability", ROOT),
             *(f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("wheel_*.*")),
             "benchmarks/circumstances.py",
+            "benchmarks/command_line.py",
             *_LOADS,
         ),
         is_for_any_cpu=True,
