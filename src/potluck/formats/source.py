@@ -67,6 +67,14 @@ def check_tensor_name(name: str, path: str) -> None:
         )
 
 
+def check_rows(info: TensorInfo, start_row: int, end_row: int, out: memoryview) -> None:
+    """Raise ``ValueError`` unless ``info`` has these rows and they fill ``out``."""
+    if not 0 <= start_row <= end_row <= info.num_rows:
+        raise ValueError(f"{info.name} has no rows [{start_row}, {end_row})")
+    if out.nbytes != (end_row - start_row) * info.row_bytes:
+        raise ValueError(f"rows [{start_row}, {end_row}) of {info.name} do not fill {out.nbytes} B")
+
+
 class FileTensorSource:
     """The tensors of one or several files; a ``TensorSource``. Owns the files and closes them.
 
@@ -118,12 +126,8 @@ class FileTensorSource:
         ``out`` has the wrong length, and after ``close``.
         """
         tensor, info = self._usable(name)
-        if not 0 <= start_row <= end_row <= info.num_rows:
-            raise ValueError(f"{name} has no rows [{start_row}, {end_row})")
-        row_bytes = info.row_bytes
-        if out.nbytes != (end_row - start_row) * row_bytes:
-            raise ValueError(f"rows [{start_row}, {end_row}) of {name} do not fill {out.nbytes} B")
-        self.read_stored(tensor, start_row * row_bytes, out)
+        check_rows(info, start_row, end_row, out)
+        self.read_stored(tensor, start_row * info.row_bytes, out)
 
     def read_stored(self, tensor: FileTensor, start_byte: int, out: memoryview) -> None:
         """Fill ``out`` with stored bytes of one of ``tensors`` from ``start_byte`` on.

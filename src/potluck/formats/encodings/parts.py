@@ -6,7 +6,6 @@ Integers and their scales are converted to blocks of 32 in GGUF's layouts, which
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -126,11 +125,6 @@ def unreadable(tensor: FileTensor, feature: str) -> UnsupportedModelError:
         missing=(feature,),
         hint="choose other files of the same model, such as GGUF",
     )
-
-
-def num_elements(shape: tuple[int, ...]) -> int:
-    """Return the product of ``shape``."""
-    return math.prod(shape)
 
 
 def halves_from_pairs(packed: Bytes) -> Bytes:

@@ -9,7 +9,7 @@ from potluck.errors import ModelFileError
 from potluck.formats.encodings.floats import FLOAT_TYPE, FloatTensor, MicroscaledTensor
 from potluck.formats.encodings.integers import IntegerTensor
 from potluck.formats.encodings.parts import contradiction
-from potluck.formats.source import FileTensor, FileTensorSource
+from potluck.formats.source import FileTensor, FileTensorSource, check_rows
 
 if TYPE_CHECKING:
     from potluck.formats.encodings.encoding import Encoding
@@ -59,11 +59,7 @@ class EncodedSource(FileTensorSource):
         if decoder is None:
             super().read_rows(name, start_row, end_row, out)
             return
-        info = decoder.info
-        if not 0 <= start_row <= end_row <= info.num_rows:
-            raise ValueError(f"{name} has no rows [{start_row}, {end_row})")
-        if out.nbytes != (end_row - start_row) * info.row_bytes:
-            raise ValueError(f"rows [{start_row}, {end_row}) of {name} do not fill {out.nbytes} B")
+        check_rows(decoder.info, start_row, end_row, out)
         if out.nbytes:
             with out.cast("B") as target:
                 decoder.read_rows(start_row, end_row, target)
