@@ -40,7 +40,7 @@ from potluck.probe.cache import ProbeCache
 from potluck.probe.cases import self_test
 from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.trials.interfaces import interface_argument, interface_details, usable_interfaces
-from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
+from potluck.probe.trials.quarantine import is_quarantined, run_unless_quarantined
 from potluck.types.backend import BackendSpec
 from potluck.types.hardware import Device, Trial
 from potluck.types.unit import Fault, Interface
@@ -217,7 +217,7 @@ def _try_interface(
 
 
 def trial_key(spec: BackendSpec, device: Device, interface: Interface | None) -> str:
-    """Return the cache key of a trial's result."""
+    """Return the cache key of a trial's result, which is also that of the unit's quarantine."""
     software = installed_software(spec.packages)
     return fingerprint(
         f"trial/{spec.name}", (device,), software, details=interface_details(interface)
@@ -355,22 +355,3 @@ def retest(
     )
     problem = "" if tried.works else tried.reason
     return Retest(problem=problem, fault=fault, is_pending=tried.is_pending)
-
-
-def quarantine_unit(
-    spec: BackendSpec,
-    device: Device,
-    trial: Trial,
-    reason: str,
-    *,
-    cache: ProbeCache,
-) -> None:
-    """Quarantine a unit that failed in use, so that it is only retried on request."""
-    quarantine(cache, trial_key(spec, device, trial.interface), reason)
-
-
-def is_unit_quarantined(
-    spec: BackendSpec, device: Device, trial: Trial, *, cache: ProbeCache
-) -> bool:
-    """Return whether a unit is still in quarantine."""
-    return is_quarantined(cache, trial_key(spec, device, trial.interface))
