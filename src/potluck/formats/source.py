@@ -95,16 +95,12 @@ class FileTensorSource:
                     tensor.file.path, f"the model has more than {MAX_TENSORS} tensors"
                 )
             by_name[tensor.name] = tensor
-        self._files = tuple(files)
+        self.files = tuple(files)
+        """The files that it owns."""
         self._last_read: ByteFile | None = None
         self.tensors: Mapping[str, FileTensor] = MappingProxyType(by_name)
         self.encoding = ""
         """A text that identifies how tensors are decoded; empty if they are used as stored."""
-
-    @property
-    def files(self) -> tuple[ReadableFile, ...]:
-        """The files that it owns."""
-        return self._files
 
     def names(self) -> Iterable[str]:
         """Return all tensor names, in file order."""
@@ -173,17 +169,17 @@ class FileTensorSource:
 
         When called after the last read, it covers all reads and the headers.
         """
-        for file in self._files:
+        for file in self.files:
             file.check_unchanged()
 
     @property
     def num_bytes_read(self) -> int:
         """The bytes read from all files so far, including headers."""
-        return sum(file.num_bytes_read for file in self._files)
+        return sum(file.num_bytes_read for file in self.files)
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        for file in self._files:
+        for file in self.files:
             file.close()
 
     def __enter__(self) -> Self:
