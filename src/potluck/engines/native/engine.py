@@ -28,7 +28,7 @@ from potluck.engines.native.program import (
     sampled_token,
 )
 from potluck.engines.step_checks import check_masks
-from potluck.errors import EngineError, ParameterError
+from potluck.errors import DEFECT_HINT, EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import NO_MASKS, BlockFormat, ExpertUse, StepResult
@@ -453,6 +453,6 @@ def _as_contiguous_f32(hidden: Floats | None) -> Floats | None:
         raise EngineError(
             f"hidden states are {hidden.dtype} with {hidden.ndim} dimensions, "
             "but must be a float32 matrix",
-            hint="this is a defect in Potluck; please report it",
+            hint=DEFECT_HINT,
         )
     return np.ascontiguousarray(hidden)

@@ -251,8 +251,8 @@ class Calls:
             for spec in program.caches
         )
         most = self.buckets[-1]
-        width = program.hidden_size if self._head is None else program.width(self._head.x)
-        self._rows = new_tensor(device, dtypes.float, most, width)
+        self.row_width = program.hidden_size if self._head is None else program.width(self._head.x)
+        self._rows = new_tensor(device, dtypes.float, most, self.row_width)
         if self._head is not None and self._head.weight is not None:
             self._logits = new_tensor(device, dtypes.float, most, self._head.vocab_size)
         self._inputs = {bucket: self._new_inputs(bucket) for bucket in self.buckets}
@@ -288,7 +288,7 @@ class Calls:
             )
 
     def read_rows(self, out: Floats) -> None:
-        """Copy the last piece's rows to ``out`` ``[num_rows, width]``.
+        """Copy the last piece's rows to ``out`` ``[num_rows, row_width]``.
 
         They are rows of the residual stream or, with the head, of its input.
         """
