@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.errors import ModelFileError
 from potluck.formats.encodings.floats import FLOAT_TYPE, FloatTensor, MicroscaledTensor
@@ -13,8 +13,15 @@ from potluck.formats.source import FileTensor, FileTensorSource, check_rows
 
 if TYPE_CHECKING:
     from potluck.formats.encodings.encoding import Encoding
-    from potluck.formats.encodings.parts import EncodedTensor
     from potluck.types.tensor import TensorInfo
+
+EncodedTensor: TypeAlias = FloatTensor | IntegerTensor | MicroscaledTensor
+"""A weight that is stored as several tensors, its ``parts``, and shown as one, ``info``.
+
+``decoding_bytes`` is the memory that reading it needs in addition to its rows. ``read_rows`` fills
+a buffer with rows in the format of ``info``; ``stored_ranges`` yields the ranges of ``parts`` that
+it reads, or has read, for them. ``release`` frees data that the next read can load again.
+"""
 
 
 class EncodedSource(FileTensorSource):
