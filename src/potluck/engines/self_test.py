@@ -62,18 +62,8 @@ def program_logits(make_engine: MakeEngine) -> list[list[float]]:
         load_weight(engine.sink(), info, program_case.stored_weight(spec.name, spec.shape))
     engine.warm_up()
     rows: list[list[float]] = []
-    for number, parts in enumerate(program_case.steps()):
-        slices = tuple(
-            SequenceSlice(
-                sequence_id=SequenceId(part.sequence),
-                tokens=part.tokens,
-                start_position=part.start_position,
-                block_table=part.block_table,
-                sample=True,
-            )
-            for part in parts
-        )
-        rows += engine.logits(Step(step_id=StepId(number), slices=slices), None).tolist()
+    for step in program_case.steps():
+        rows += engine.logits(step, None).tolist()
     engine.close()
     return rows
 
