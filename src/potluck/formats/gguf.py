@@ -194,8 +194,7 @@ def _check_version(file: ByteFile, reader: HeaderReader) -> None:
         )
     raise UnsupportedModelError(
         f"{file.path}: unsupported GGUF version {version}; this build reads versions "
-        f"{_VERSIONS[0]} and "
-        f"{_VERSIONS[1]}",
+        f"{' and '.join(map(str, _VERSIONS))}",
         missing=(f"GGUF version {version}",),
         hint="convert the model again with a current version of the converter",
     )

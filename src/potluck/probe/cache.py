@@ -69,14 +69,12 @@ class ProbeCache:
         if key in self._read():
             self._change(lambda entries: {k: e for k, e in entries.items() if k != key})
 
-    @contextlib.contextmanager
-    def turn(self, wait_seconds: float) -> Iterator[None]:
+    def turn(self, wait_seconds: float) -> contextlib.AbstractContextManager[object]:
         """Serialize processes of this user, so that they do not disturb each other's measurements.
 
         Continue anyway after ``wait_seconds``, or if locking is impossible.
         """
-        with self._lock("turn", wait_seconds):
-            yield
+        return self._lock("turn", wait_seconds)
 
     def _change(self, change: Callable[[_Entries], _Entries]) -> None:
         with self._lock("lock", _LOCK_WAIT_SECONDS) as is_held:
