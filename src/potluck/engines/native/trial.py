@@ -60,7 +60,7 @@ def _document(arguments: list[str]) -> Mapping[str, object]:
 
 
 def _measure(isa: str, num_threads: int, max_weights_bytes: int) -> Mapping[str, object]:
-    from potluck.engines.profiling.measure import MeasurementSetup, measure
+    from potluck.engines.profiling.measure import MeasurementSetup, measure, print_progress
     from potluck.engines.profiling.rate_program import Stopwatch
     from potluck.host.cores import Throttling, last_level_cache_bytes
     from potluck.host.system import THIS_MACHINE
@@ -86,7 +86,7 @@ def _measure(isa: str, num_threads: int, max_weights_bytes: int) -> Mapping[str,
         ending=f"{format_count(num_threads, 'thread')}, {isa}",
         stopwatch=Stopwatch(num_threads, Throttling(THIS_MACHINE).count),
     )
-    return measure(setup, max_weights_bytes)
+    return measure(setup, max_weights_bytes, print_progress)
 
 
 def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> MakeEngine:

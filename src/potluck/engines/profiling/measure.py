@@ -83,27 +83,28 @@ class MeasurementSetup:
 
 
 def measure(
-    setup: MeasurementSetup, max_weights_bytes: int
+    setup: MeasurementSetup, max_weights_bytes: int, on_progress: Callable[[float], None]
 ) -> dict[str, dict[str, dict[str, object]]]:
     """Return the value and source of ``figures`` and ``rates``, by field of ``Figures`` and
-    ``Rates``; print the progress for ``probe.trials.running``.
+    ``Rates``.
 
     At most ``max_weights_bytes`` of weights exist at a time, but at least one matrix or layer;
     those of the products take 15 MB. It takes less than 2.5 s in total, in addition to the engine's
     compilation, unless a step takes more than half a second.
     """
-    figures = _figures(setup, max_weights_bytes, lambda done: _print_progress(0.6 * done))
+    figures = _figures(setup, max_weights_bytes, lambda done: on_progress(0.6 * done))
     rates = rate_program.measure_rates(
         setup.make_engine,
         max_weights_bytes,
         setup.ending,
-        lambda done: _print_progress(0.6 + 0.4 * done),
+        lambda done: on_progress(0.6 + 0.4 * done),
         setup.stopwatch,
     )
     return {"figures": figures, "rates": rates}
 
 
-def _print_progress(fraction: float) -> None:
+def print_progress(fraction: float) -> None:
+    """Print the progress of a child process for ``probe.trials.running``."""
     print(json.dumps({"progress": round(fraction, 3)}), flush=True)  # noqa: T201 - for the parent
 
 

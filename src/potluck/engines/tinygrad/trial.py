@@ -117,7 +117,7 @@ def _measure(
     The engine multiplies by 8-bit weights as floats.
     """
     make_engine = _maker(interface, variant)
-    from potluck.engines.profiling.measure import MeasurementSetup, measure
+    from potluck.engines.profiling.measure import MeasurementSetup, measure, print_progress
     from potluck.engines.tinygrad.compiled import open_device
     from potluck.host.cores import last_level_cache_bytes
     from potluck.types.tensor import TensorFormat
@@ -135,7 +135,7 @@ def _measure(
         cache_bytes=last_level_cache_bytes() if backend == CPU else None,
         ending=f"{backend} ({variant}, {arithmetic})",
     )
-    return measure(setup, max_weights_bytes)
+    return measure(setup, max_weights_bytes, print_progress)
 
 
 def _maker(interface: Interface | None, variant: str) -> MakeEngine:
