@@ -186,6 +186,10 @@ class EngineError(PotluckError):
     """The compiled core is missing, or refused a call."""
 
 
+DEFECT_HINT = "this is a defect in Potluck; please report it"
+"""The hint of an ``EngineError`` that no model, setting or machine can cause."""
+
+
 class UnitFaultError(EngineError):
     """A device or its driver failed under an engine, which can no longer be used.
 

@@ -21,7 +21,8 @@ from support.models.configs import make_config
 from support.models.random_weights import load_random_weights
 from support.reference.engine import ReferenceEngine
 
-from potluck.engines.native.engine import NativeEngine, cache_bytes, scratch_bytes
+from potluck.engines.native.backend import COST
+from potluck.engines.native.engine import NativeEngine
 from potluck.kernels import available_isas
 from potluck.models.layers import with_layers
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
@@ -260,7 +261,7 @@ def test_the_bits_depend_on_the_sequence_alone(isa: str) -> None:
 def test_keys_are_kept_once() -> None:
     program = make_program(CONFIG, Shard.whole(CONFIG.num_layers))
     per_block = CONFIG.num_layers * 16 * 80 * 2
-    assert cache_bytes(program, 7) == 7 * per_block
+    assert COST.cache_bytes(program, 7) == 7 * per_block
     engine = Pipeline.make(CONFIG, TensorFormat.Q8_0).engines[0]
     assert engine.block_format.num_bytes == per_block
 
@@ -291,7 +292,7 @@ def test_memory_for_partials_does_not_grow_with_the_threads_where_heads_suffice(
     program = make_program(CONFIG, Shard.whole(CONFIG.num_layers))
 
     def scratch(num_threads: int) -> int:
-        return scratch_bytes(
+        return COST.scratch_bytes(
             program, max_step_tokens=8, num_threads=num_threads, arithmetic=Arithmetic.EXACT
         )
 

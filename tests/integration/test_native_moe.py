@@ -14,7 +14,8 @@ from support.engines.pools import pool_of
 from support.models.random_weights import as_bytes, stored_rows
 from support.reference.engine import ReferenceEngine
 
-from potluck.engines.native.engine import NativeEngine, scratch_bytes
+from potluck.engines.native.backend import COST
+from potluck.engines.native.engine import NativeEngine
 from potluck.types.engine import Engine
 from potluck.types.program import (
     HIDDEN,
@@ -180,7 +181,7 @@ def test_experts_without_a_gate(up: TensorFormat, down: TensorFormat) -> None:
 
 
 def scratch_of(program: Program) -> int:
-    return scratch_bytes(program, NUM_TOKENS, num_threads=1)
+    return COST.scratch_bytes(program, NUM_TOKENS, num_threads=1)
 
 
 @pytest.mark.parametrize(

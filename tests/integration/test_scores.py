@@ -30,7 +30,7 @@ from support.models.random_weights import load_random_weights
 from support.processes.held_memory import held_bytes
 from support.reference.engine import ReferenceEngine
 
-from potluck.engines.native.engine import scratch_bytes
+from potluck.engines.native.backend import COST
 from potluck.errors import ParameterError, PromptTooLongError
 from potluck.local import Model
 from potluck.scheduling.blocks import blocks_for
@@ -147,7 +147,7 @@ def test_scores_of_a_large_vocabulary_take_no_more_memory_than_samples() -> None
             most = max(most, held_bytes(status.fileno()))
             time.sleep(0.005)
     assert len(running.result().sampled) == len(tokens) == 500
-    scratch = scratch_bytes(make_program(config, cut(1, 1)[0]), 600, num_threads=2)
+    scratch = COST.scratch_bytes(make_program(config, cut(1, 1)[0]), 600, num_threads=2)
     assert scratch < 80 * 2**20
     assert most - before < scratch + 8 * 2**20
 

@@ -9,6 +9,7 @@ planning use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from potluck.engines.abilities import NATIVE_ABILITIES, TINYGRAD_ABILITIES
@@ -21,7 +22,6 @@ from potluck.types.cluster import SAME_VERSION
 from potluck.types.unit import NATIVE, UnitAddress
 
 if TYPE_CHECKING:
-    from potluck.types.backend import BackendSpec
     from potluck.types.engine import EngineCost
     from potluck.types.hardware import Trial
     from potluck.types.program import Program
@@ -36,37 +36,31 @@ _NATIVE = BackendSpec(
     abilities=NATIVE_ABILITIES,
 )
 
-_TINYGRAD = "potluck.engines.tinygrad.trial"
-_TINYGRAD_ENGINE = "potluck.engines.tinygrad.backend"
-_TINYGRAD_PACKAGES = ("tinygrad", "numpy")
-_GPU = frozenset({DeviceKind.GPU})
+_TINYGRAD = BackendSpec(
+    name=CPU,
+    module="potluck.engines.tinygrad.trial",
+    engine="potluck.engines.tinygrad.backend",
+    kinds=frozenset({DeviceKind.CPU}),
+    is_software=True,
+    packages=("tinygrad", "numpy"),
+    extra="tinygrad",
+    abilities=TINYGRAD_ABILITIES,
+)
 
 BACKENDS: tuple[BackendSpec, ...] = (
     _NATIVE,
     *(
-        BackendSpec(
+        replace(
+            _TINYGRAD,
             name=name,
-            module=_TINYGRAD,
-            engine=_TINYGRAD_ENGINE,
-            kinds=_GPU,
+            kinds=frozenset({DeviceKind.GPU}),
+            is_software=False,
             api=api,
-            packages=_TINYGRAD_PACKAGES,
-            extra="tinygrad",
             libraries=TINYGRAD_LIBRARIES.get(name, ()),
-            abilities=TINYGRAD_ABILITIES,
         )
         for name, api in ((CUDA, "cuda"), (AMD, "kfd"), (QCOM, "kgsl"), (CL, "opencl"))
     ),
-    BackendSpec(
-        name=CPU,
-        module=_TINYGRAD,
-        engine=_TINYGRAD_ENGINE,
-        kinds=frozenset({DeviceKind.CPU}),
-        is_software=True,
-        packages=_TINYGRAD_PACKAGES,
-        extra="tinygrad",
-        abilities=TINYGRAD_ABILITIES,
-    ),
+    _TINYGRAD,
 )
 """In the order in which they are tried: vendor-specific interfaces before general ones."""
 

@@ -243,8 +243,7 @@ def _q6_k(blocks: Bytes) -> Floats:
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
-    pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    high = (pairs >> np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]) & 3
+    high = _pairs(blocks[:, 128:192]).reshape(-1, 2, 4, 32)
     values = (low + 16 * high).astype(np.float32) - np.float32(32)
     scales = _f16(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     return _scaled(scales, values)
@@ -275,9 +274,7 @@ def _q3_k(blocks: Bytes) -> Floats:
     low = _both_nibbles(packed)
     top = (upper >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
     scales = (low + 16 * top.reshape(-1, 16)).astype(np.float32) - np.float32(32)
-    scale = _f16(blocks[:, 108:110]) * scales
-    numbers = values.reshape(-1, 16, 16).astype(np.float32) - np.float32(4)
-    return _scaled(scale, numbers)
+    return _scaled(_f16(blocks[:, 108:110]) * scales, values.astype(np.float32) - np.float32(4))
 
 
 _IQ4_VALUES = np.array(

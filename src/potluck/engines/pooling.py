@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from potluck.engines.step_checks import inconsistent
 from potluck.errors import EngineError
 from potluck.types.step import Pooling, SampledToken
 
@@ -40,10 +41,9 @@ class StepPooler:
             known = self._sums.get(part.sequence_id)
             expected = 0 if known is None else known.num_rows
             if part.start_position != expected:
-                raise EngineError(
-                    f"inconsistent step: the mean of sequence {part.sequence_id} includes the"
-                    f" tokens before {expected}, but the slice begins at {part.start_position}",
-                    hint="this is a defect in Potluck; please report it",
+                raise inconsistent(
+                    f"the mean of sequence {part.sequence_id} includes the tokens before"
+                    f" {expected}, but the slice begins at {part.start_position}"
                 )
 
     def pool(self, step: Step, rows: Floats) -> tuple[SampledToken, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from potluck.engines.profiling.rate_program import lone_step
+from potluck.engines.profiling.rate_program import load_weight, lone_step
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.probe.cases import draw_case, program_case
 from potluck.probe.cases import self_test as case
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.engine import LoadableEngine, MakeEngine
+from potluck.types.engine import MakeEngine
 from potluck.types.program import (
     HIDDEN,
     Attention,
@@ -59,21 +59,11 @@ def program_logits(make_engine: MakeEngine) -> list[list[float]]:
     for spec in two_layers().weights:
         fmt = program_case.weight_format(spec.name, spec.shape)
         info = TensorInfo(name=spec.name, shape=spec.shape, format=fmt)
-        _load(engine, info, program_case.stored_weight(spec.name, spec.shape))
+        load_weight(engine.sink(), info, program_case.stored_weight(spec.name, spec.shape))
     engine.warm_up()
     rows: list[list[float]] = []
-    for number, parts in enumerate(program_case.steps()):
-        slices = tuple(
-            SequenceSlice(
-                sequence_id=SequenceId(part.sequence),
-                tokens=part.tokens,
-                start_position=part.start_position,
-                block_table=part.block_table,
-                sample=True,
-            )
-            for part in parts
-        )
-        rows += engine.logits(Step(step_id=StepId(number), slices=slices), None).tolist()
+    for step in program_case.steps():
+        rows += engine.logits(step, None).tolist()
     engine.close()
     return rows
 
@@ -107,7 +97,9 @@ def _products(make_engine: MakeEngine, fmt: TensorFormat) -> list[list[float]]:
     """
     shape = (case.NUM_ROWS, case.NUM_COLUMNS)
     engine = make_engine(_only_head(shape), num_blocks=0, max_step_tokens=case.NUM_TOKENS)
-    _load(engine, TensorInfo(name="weight", shape=shape, format=fmt), case.stored_weights(fmt))
+    load_weight(
+        engine.sink(), TensorInfo(name="weight", shape=shape, format=fmt), case.stored_weights(fmt)
+    )
     step = Step(step_id=StepId(0), slices=_lone_tokens(case.NUM_TOKENS))
     hidden = np.array(case.activations(), dtype=np.float32)
     logits: list[list[float]] = engine.logits(step, hidden).tolist()
@@ -155,7 +147,7 @@ def _shares(make_engine: MakeEngine) -> list[list[float]]:
         weight = np.zeros((width, width), dtype="<f4")
         weight[:, :num_positions] = vectors.T
         info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.F32)
-        _load(engine, info, weight.tobytes())
+        load_weight(engine.sink(), info, weight.tobytes())
     hidden = np.eye(num_positions, width, dtype=np.float32)
     out = engine.step(lone_step(num_positions, num_blocks=num_blocks), hidden).hidden
     engine.close()
@@ -174,7 +166,7 @@ def drawn_tokens(make_engine: MakeEngine) -> list[list[float]]:
     weight = np.zeros(shape, dtype="<f4")
     weight[:, : draw_case.NUM_ROWS] = np.array(draw_case.logits(), dtype=np.float32).T
     info = TensorInfo(name="weight", shape=shape, format=TensorFormat.F32)
-    _load(engine, info, weight.tobytes())
+    load_weight(engine.sink(), info, weight.tobytes())
     allowed = np.packbits(
         [draw_case.is_allowed(token) for token in range(-(-draw_case.VOCAB_SIZE // 32) * 32)],
         bitorder="little",
@@ -224,10 +216,3 @@ def _lone_tokens(count: int) -> tuple[SequenceSlice, ...]:
         )
         for number in range(count)
     )
-
-
-def _load(engine: LoadableEngine, info: TensorInfo, stored: bytes) -> None:
-    sink = engine.sink()
-    sink.begin(info)
-    sink.write_rows(info.name, 0, info.num_rows, memoryview(stored))
-    sink.finish(info.name)

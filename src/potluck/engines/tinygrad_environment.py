@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from potluck.errors import EngineError
+from potluck.errors import DEFECT_HINT, EngineError
 from potluck.types.backend import BackendLibrary
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _rank(address: str) -> int:
     if address and not address.isdecimal():
         raise EngineError(
             f"{address!r} is not the index of a KFD node",
-            hint="this is a defect in Potluck; please report it",
+            hint=DEFECT_HINT,
         )
     return int(address or "0")
 
@@ -151,7 +151,7 @@ def _opencl_place(address: str) -> tuple[str, int, int]:
     if not (file and platform.isdecimal() and device.isdecimal()):
         raise EngineError(
             f"{address!r} is not the address of an OpenCL device",
-            hint="this is a defect in Potluck; please report it",
+            hint=DEFECT_HINT,
         )
     return file, int(platform), int(device)
 

@@ -79,7 +79,7 @@ def _known(name: str, block_elements: int, block_bytes: int) -> _GgmlType:
 
 
 def _named(name: str) -> _GgmlType:
-    """Return a type that was abandoned before it had a definite size."""
+    """Return a type of unknown size: one that was abandoned before it had any, or a newer one."""
     return _known(name, 1, 0)
 
 
@@ -194,8 +194,7 @@ def _check_version(file: ByteFile, reader: HeaderReader) -> None:
         )
     raise UnsupportedModelError(
         f"{file.path}: unsupported GGUF version {version}; this build reads versions "
-        f"{_VERSIONS[0]} and "
-        f"{_VERSIONS[1]}",
+        f"{' and '.join(map(str, _VERSIONS))}",
         missing=(f"GGUF version {version}",),
         hint="convert the model again with a current version of the converter",
     )
@@ -234,9 +233,7 @@ def _read_entry(index: int, file: ByteFile, reader: HeaderReader) -> _Entry:
     if any(size > _MAX_DIMENSION for size in shape):
         raise ModelFileError(file.path, f"{what} has an invalid shape {shape}")
     type_number = reader.u32(what)
-    type_ = GGML_TYPES.get(type_number) or _GgmlType(
-        name=f"type {type_number}", block_elements=1, block_bytes=0
-    )  # of unknown size
+    type_ = GGML_TYPES.get(type_number) or _named(f"type {type_number}")
     num_columns = shape[-1] if shape else 1
     if num_columns % type_.block_elements:
         raise ModelFileError(

@@ -67,6 +67,14 @@ def check_tensor_name(name: str, path: str) -> None:
         )
 
 
+def check_rows(info: TensorInfo, start_row: int, end_row: int, out: memoryview) -> None:
+    """Raise ``ValueError`` unless ``info`` has these rows and they fill ``out``."""
+    if not 0 <= start_row <= end_row <= info.num_rows:
+        raise ValueError(f"{info.name} has no rows [{start_row}, {end_row})")
+    if out.nbytes != (end_row - start_row) * info.row_bytes:
+        raise ValueError(f"rows [{start_row}, {end_row}) of {info.name} do not fill {out.nbytes} B")
+
+
 class FileTensorSource:
     """The tensors of one or several files; a ``TensorSource``. Owns the files and closes them.
 
@@ -87,16 +95,12 @@ class FileTensorSource:
                     tensor.file.path, f"the model has more than {MAX_TENSORS} tensors"
                 )
             by_name[tensor.name] = tensor
-        self._files = tuple(files)
+        self.files = tuple(files)
+        """The files that it owns."""
         self._last_read: ByteFile | None = None
         self.tensors: Mapping[str, FileTensor] = MappingProxyType(by_name)
         self.encoding = ""
         """A text that identifies how tensors are decoded; empty if they are used as stored."""
-
-    @property
-    def files(self) -> tuple[ReadableFile, ...]:
-        """The files that it owns."""
-        return self._files
 
     def names(self) -> Iterable[str]:
         """Return all tensor names, in file order."""
@@ -118,12 +122,8 @@ class FileTensorSource:
         ``out`` has the wrong length, and after ``close``.
         """
         tensor, info = self._usable(name)
-        if not 0 <= start_row <= end_row <= info.num_rows:
-            raise ValueError(f"{name} has no rows [{start_row}, {end_row})")
-        row_bytes = info.row_bytes
-        if out.nbytes != (end_row - start_row) * row_bytes:
-            raise ValueError(f"rows [{start_row}, {end_row}) of {name} do not fill {out.nbytes} B")
-        self.read_stored(tensor, start_row * row_bytes, out)
+        check_rows(info, start_row, end_row, out)
+        self.read_stored(tensor, start_row * info.row_bytes, out)
 
     def read_stored(self, tensor: FileTensor, start_byte: int, out: memoryview) -> None:
         """Fill ``out`` with stored bytes of one of ``tensors`` from ``start_byte`` on.
@@ -169,17 +169,17 @@ class FileTensorSource:
 
         When called after the last read, it covers all reads and the headers.
         """
-        for file in self._files:
+        for file in self.files:
             file.check_unchanged()
 
     @property
     def num_bytes_read(self) -> int:
         """The bytes read from all files so far, including headers."""
-        return sum(file.num_bytes_read for file in self._files)
+        return sum(file.num_bytes_read for file in self.files)
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        for file in self._files:
+        for file in self.files:
             file.close()
 
     def __enter__(self) -> Self:

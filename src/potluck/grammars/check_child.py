@@ -14,11 +14,12 @@ import resource
 import select
 import signal
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import llguidance
 
-from potluck.grammars.build import CONTROL, END, control_token
+from potluck.grammars.build import CONTROL, END, LibraryTokens, control_token
 from potluck.grammars.limits import (
     MAX_CHECK_SECONDS,
     MAX_COMPILE_BYTES,
@@ -35,39 +36,26 @@ _WALK_SEED = 17
 """Some grammars compile, but are too complex from their first tokens on; random texts show this."""
 
 
-class _Bytes:
-    """A vocabulary of single bytes and control tokens, in the form of ``LLTokenizer``."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-    special_token_ids: tuple[int, ...] = ()
-
-    def __init__(self, control_tokens: tuple[str, ...]) -> None:
-        names = [CONTROL + control_token(text).encode() for text in control_tokens]
-        self.tokens = [*(bytes([byte]) for byte in range(256)), *names, END]
-        self.eos_token_id = len(self.tokens) - 1
-
-    def __call__(self, text: str) -> list[int]:
-        raise NotImplementedError
-
-
 def main() -> None:
     """Answer requests until the input ends."""
     _bound_memory()
     limits = parser_limits()
-    known: tuple[str, ...] | None = None
-    vocabulary: llguidance.LLTokenizer | None = None
     while (line := _next_line()) is not None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, MAX_CHECK_SECONDS)
-        control_tokens = tuple(request["control_tokens"])
-        if vocabulary is None or control_tokens != known:
-            known = control_tokens
-            vocabulary = llguidance.LLTokenizer(_Bytes(known))  # type: ignore[arg-type]
+        vocabulary = _vocabulary(tuple(request["control_tokens"]))
         problem = _problem(vocabulary, request["grammar"], limits)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps({"problem": problem}) + "\n")
         sys.stdout.flush()
+
+
+@lru_cache(maxsize=1)
+def _vocabulary(control_tokens: tuple[str, ...]) -> llguidance.LLTokenizer:
+    """Return a vocabulary of single bytes and these control tokens."""
+    names = [CONTROL + control_token(text).encode() for text in control_tokens]
+    tokens = [*(bytes([byte]) for byte in range(256)), *names, END]
+    return llguidance.LLTokenizer(LibraryTokens(tokens))  # type: ignore[arg-type]
 
 
 def _problem(

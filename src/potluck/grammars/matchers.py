@@ -50,12 +50,16 @@ class Matcher:
         self.grammar = grammar
         self._vocabulary = vocabulary
         self._library = library
-        self._num_tokens = 0
+        self.num_tokens = 0
+        """The number of tokens that were accepted and not rolled back."""
+        self.is_cut_off = False
+        """Whether the last mask allowed the end of the text only because of a problem."""
+        self.is_broken = False
+        """Whether the state before ``masks_after`` could not be restored."""
         self._spent_seconds = 0.0
-        self._is_too_slow = self._is_cut_off = False
+        self._is_too_slow = False
         self._num_unfollowed = 0  # because it is too slow
         self._num_ends = 0  # after the end of the library's matcher, which does not count them
-        self._is_broken = False
 
     @property
     def is_accepting(self) -> bool:
@@ -69,38 +73,23 @@ class Matcher:
             return problem_of(self._library.get_error())
         return TOO_COMPLEX if self._is_too_slow else None
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the last mask allowed the end of the text only because of a problem."""
-        return self._is_cut_off
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the state before ``masks_after`` could not be restored."""
-        return self._is_broken
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens that were accepted and not rolled back."""
-        return self._num_tokens
-
     def mask(self) -> NDArray[np.uint32]:
         """Return the mask of the tokens allowed next; the caller owns the array.
 
         Bit ``t % 32`` of word ``t // 32`` is set if token ``t`` is allowed. At least one is.
         """
         if self._is_too_slow:
-            self._is_cut_off = True
+            self.is_cut_off = True
             return self._vocabulary.end_mask
         started = time.thread_time()
         mask = self._vocabulary.mask_of(self._library)
         self._spend(time.thread_time() - started)
-        self._is_cut_off = self._library.is_error()
+        self.is_cut_off = self._library.is_error()
         return mask
 
     def accept(self, token: int) -> bool:
         """Accept ``token``; return whether it was allowed."""
-        self._num_tokens += 1
+        self.num_tokens += 1
         if self._is_too_slow:
             self._num_unfollowed += 1
             return token in self._vocabulary.end_tokens
@@ -121,29 +110,29 @@ class Matcher:
         counted, since drafts may be wrong; but if it reaches the remaining time limit, only the end
         of the text is allowed, as would be the case without drafts.
         """
-        started, num_before = time.thread_time(), self._num_tokens
+        started, num_before = time.thread_time(), self.num_tokens
         spent_before = self._spent_seconds
         found: list[DraftMask] = []
         for draft in drafts:
             if self.problem is not None or not self._vocabulary.allows(mask, draft):
                 break
-            self._num_tokens += 1
+            self.num_tokens += 1
             self._consume(draft)
             mask = self._vocabulary.mask_of(self._library)
-            self._is_broken = self._library.is_error()
+            self.is_broken = self._library.is_error()
             self._spent_seconds = spent_before + time.thread_time() - started
-            is_cut_off = self._is_broken or self._has_spent_all
+            is_cut_off = self.is_broken or self._has_spent_all
             found.append(DraftMask(self._vocabulary.end_mask if is_cut_off else mask, is_cut_off))
             if is_cut_off:
                 break
         self._spent_seconds = spent_before
-        if not self._is_broken:
-            self.rollback(self._num_tokens - num_before)
+        if not self.is_broken:
+            self.rollback(self.num_tokens - num_before)
         return found
 
     @property
     def _has_spent_all(self) -> bool:
-        return self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self._num_tokens
+        return self._spent_seconds > FREE_SECONDS + FREE_SECONDS_PER_TOKEN * self.num_tokens
 
     def _spend(self, seconds: float) -> None:
         """Count ``seconds``, and give up permanently if the limit is exceeded."""
@@ -162,9 +151,9 @@ class Matcher:
 
     def rollback(self, num_tokens: int) -> None:
         """Roll back the last ``num_tokens``. Raise ``ValueError`` if there are fewer."""
-        if not 0 <= num_tokens <= self._num_tokens:
-            raise ValueError(f"{num_tokens} of {self._num_tokens} tokens cannot be rolled back")
-        self._num_tokens -= num_tokens
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(f"{num_tokens} of {self.num_tokens} tokens cannot be rolled back")
+        self.num_tokens -= num_tokens
         num_unfollowed = min(num_tokens, self._num_unfollowed)
         self._num_unfollowed -= num_unfollowed
         num_tokens -= num_unfollowed
@@ -177,9 +166,9 @@ class Matcher:
         """Return to the beginning. Return False if a problem makes that impossible."""
         if self.problem is not None:
             return False
-        self._num_tokens = self._num_ends = 0
+        self.num_tokens = self._num_ends = 0
         self._spent_seconds = 0.0
-        self._is_cut_off = False
+        self.is_cut_off = False
         return self._library.reset()
 
     def _names(self, token: int) -> bool:

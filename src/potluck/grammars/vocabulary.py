@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potluck.errors import ParameterError
-from potluck.grammars.build import CONTROL, END, control_token
+from potluck.grammars.build import CONTROL, END, LibraryTokens, control_token
 from potluck.host.allocator import return_free_memory
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Vocabulary:
         self.end_tokens = frozenset(ends)
         # An additional token ends a text for the matcher, because grammars may name the model's.
         self.end = vocab_size
-        wrapper = _Wrapper([*_library_tokens(tokens, vocab_size), END], self.end)
+        wrapper = LibraryTokens([*_library_tokens(tokens, vocab_size), END])
         self.library: llguidance.LLTokenizer = llguidance.LLTokenizer(wrapper)  # type: ignore[arg-type]
         wrapper.tokens = []  # the library has its own copy
         return_free_memory()  # preparing it takes several times the memory that it keeps
@@ -85,21 +85,3 @@ def _library_tokens(tokens: TokenList, vocab_size: int) -> list[bytes]:
 def num_words(vocab_size: int) -> int:
     """Return the number of 32-bit words of a mask."""
     return -(-vocab_size // 32)
-
-
-class _Wrapper:
-    """The tokenizer interface of ``LLTokenizer`` (``llguidance.TokenizerWrapper``)."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-    special_token_ids: tuple[int, ...] = ()
-
-    def __init__(self, tokens: list[bytes], end: int) -> None:
-        self.tokens = tokens
-        self.eos_token_id = end
-
-    def __call__(self, text: str) -> list[int]:
-        """Raise an error: this is never called, because grammars here force no tokens."""
-        raise NotImplementedError(
-            f"grammars must not force tokens, but {text!r} had to be tokenized"
-        )

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 from potluck.host.cache_folder import cache_path
 from potluck.host.system import read_regular_file
@@ -35,7 +34,8 @@ _LOCK_WAIT_SECONDS = 2.0
 
 _LOCK_POLL_SECONDS = 0.01
 
-_Entries = dict[str, dict[str, object]]
+_Entries = dict[str, tuple[int, dict[str, object]]]
+"""The time at which each value was stored, and the value, by key."""
 
 
 def default_cache_path(environ: Mapping[str, str]) -> Path | None:
@@ -56,12 +56,12 @@ class ProbeCache:
 
     def get(self, key: str) -> dict[str, object] | None:
         """Return the value stored under ``key``, or None."""
-        entry = self._read().get(key)
-        return None if entry is None else cast("dict[str, object]", entry["value"])
+        _, value = self._read().get(key, (0, None))
+        return value
 
     def put(self, key: str, value: Mapping[str, object]) -> None:
         """Store ``value``, which must be valid JSON, if possible."""
-        entry = {"at": round(time.time()), "value": value}
+        entry = (round(time.time()), dict(value))
         self._change(lambda entries: {**entries, key: entry})
 
     def remove(self, key: str) -> None:
@@ -69,16 +69,14 @@ class ProbeCache:
         if key in self._read():
             self._change(lambda entries: {k: e for k, e in entries.items() if k != key})
 
-    @contextlib.contextmanager
-    def turn(self, wait_seconds: float) -> Iterator[None]:
+    def turn(self, wait_seconds: float) -> contextlib.AbstractContextManager[object]:
         """Serialize processes of this user, so that they do not disturb each other's measurements.
 
         Continue anyway after ``wait_seconds``, or if locking is impossible.
         """
-        with self._lock("turn", wait_seconds):
-            yield
+        return self._lock("turn", wait_seconds)
 
-    def _change(self, change: Callable[[_Entries], Mapping[str, dict[str, object]]]) -> None:
+    def _change(self, change: Callable[[_Entries], _Entries]) -> None:
         with self._lock("lock", _LOCK_WAIT_SECONDS) as is_held:
             if self._path is None or not is_held:
                 return
@@ -133,12 +131,13 @@ def _flock(descriptor: int, deadline: float) -> bool:
             return True
 
 
-def _encode(entries: Mapping[str, dict[str, object]]) -> bytes:
+def _encode(entries: _Entries) -> bytes:
     """Encode the newest entries that the limits allow, oldest first."""
     kept: list[tuple[str, str]] = []
     num_bytes = len(SCHEMA) + 100  # the text around the entries
-    for key, entry in sorted(entries.items(), key=lambda item: _time(item[1]), reverse=True):
-        text = json.dumps(entry)
+    newest_first = sorted(entries.items(), key=lambda item: item[1][0], reverse=True)
+    for key, (at, value) in newest_first:
+        text = json.dumps({"at": at, "value": value})
         num_bytes += len(json.dumps(key)) + len(text) + 3
         if num_bytes > MAX_BYTES or len(kept) == MAX_ENTRIES:
             break
@@ -157,17 +156,12 @@ def _decode(data: bytes) -> _Entries:
         return {}
     match document:
         case {"schema": str(schema), "entries": dict(entries)} if schema == SCHEMA:
-            return {key: entry for key, entry in entries.items() if _is_sound(entry)}
+            return dict(_sound(entries))
     return {}
 
 
-def _is_sound(entry: object) -> bool:
-    match entry:
-        case {"at": int(), "value": dict()}:
-            return True
-    return False
-
-
-def _time(entry: dict[str, object]) -> int:
-    at = entry["at"]
-    return at if isinstance(at, int) else 0
+def _sound(entries: dict[str, object]) -> Iterator[tuple[str, tuple[int, dict[str, object]]]]:
+    for key, entry in entries.items():
+        match entry:
+            case {"at": int(at), "value": dict(value)}:
+                yield key, (at, value)

@@ -48,7 +48,43 @@ def choose_units(
     """
     devices = {device.device_id: device for device in report.devices}
     units = [_Unit(devices[trial.device_id], trial) for trial in report.trials]
-    return _choose(units, requested, allow_software, out)
+    found: list[ChosenUnit] = []
+    usable: list[_Unit] = []
+    has_requested, has_worked, has_pending = False, False, False
+    for unit in sorted(units, key=lambda unit: unit.unit_id):
+        is_allowed = allow_software or not unit.device.is_software or requested == unit.unit_id
+        if unit.unit_id in out:
+            has_worked |= unit.is_requested(requested)
+            found.append(unit.chosen(Role.OUT, out[unit.unit_id]))
+        elif unit.trial.is_pending:
+            has_pending |= unit.is_requested(requested)
+            found.append(unit.chosen(Role.PENDING, unit.trial.reason))
+        elif not unit.trial.works:
+            found.append(unit.chosen(Role.OUT, unit.trial.reason))
+        elif not is_allowed:
+            found.append(
+                unit.chosen(
+                    Role.IDLE, "software emulation on the CPU; enable with --allow-software"
+                )
+            )
+        else:
+            has_requested |= unit.is_requested(requested)
+            usable.append(unit)
+    takes_over = requested is not None and has_worked and not has_requested
+    candidates = [
+        unit for unit in usable if (unit.is_cpu if takes_over else unit.is_requested(requested))
+    ]
+    why = f"{requested} was requested"
+    if not (has_requested or has_worked):
+        why += ", but has not been tested yet" if has_pending else ", but does not work here"
+    found += [unit.chosen(Role.IDLE, why) for unit in usable if unit not in candidates]
+    is_forced = requested is not None and not takes_over
+    chosen = _by_memory(candidates, is_forced=is_forced)
+    if takes_over:
+        reason = f"replaces {requested}, which failed"
+        chosen = [replace(one, reason=reason) if one.role is Role.SERVES else one for one in chosen]
+    found += chosen
+    return tuple(sorted(found, key=lambda one: (_ROLES.index(one.role), one.unit_id)))
 
 
 def check_requested_unit_serves(
@@ -126,48 +162,6 @@ class _Unit:
             role=role,
             reason=reason,
         )
-
-
-def _choose(
-    units: Sequence[_Unit], requested: str | None, allow_software: bool, out: Mapping[str, str]
-) -> tuple[ChosenUnit, ...]:
-    found: list[ChosenUnit] = []
-    usable: list[_Unit] = []
-    has_requested, has_worked, has_pending = False, False, False
-    for unit in sorted(units, key=lambda unit: unit.unit_id):
-        is_allowed = allow_software or not unit.device.is_software or requested == unit.unit_id
-        if unit.unit_id in out:
-            has_worked = has_worked or unit.is_requested(requested)
-            found.append(unit.chosen(Role.OUT, out[unit.unit_id]))
-        elif unit.trial.is_pending:
-            has_pending = has_pending or unit.is_requested(requested)
-            found.append(unit.chosen(Role.PENDING, unit.trial.reason))
-        elif not unit.trial.works:
-            found.append(unit.chosen(Role.OUT, unit.trial.reason))
-        elif not is_allowed:
-            found.append(
-                unit.chosen(
-                    Role.IDLE, "software emulation on the CPU; enable with --allow-software"
-                )
-            )
-        else:
-            has_requested = has_requested or unit.is_requested(requested)
-            usable.append(unit)
-    takes_over = requested is not None and has_worked and not has_requested
-    candidates = [
-        unit for unit in usable if (unit.is_cpu if takes_over else unit.is_requested(requested))
-    ]
-    why = f"{requested} was requested"
-    if not (has_requested or has_worked):
-        why += ", but has not been tested yet" if has_pending else ", but does not work here"
-    found += [unit.chosen(Role.IDLE, why) for unit in usable if unit not in candidates]
-    is_forced = requested is not None and not takes_over
-    chosen = _by_memory(candidates, is_forced=is_forced)
-    if takes_over:
-        reason = f"replaces {requested}, which failed"
-        chosen = [replace(one, reason=reason) if one.role is Role.SERVES else one for one in chosen]
-    found += chosen
-    return tuple(sorted(found, key=lambda one: (_ROLES.index(one.role), one.unit_id)))
 
 
 def _by_memory(units: Sequence[_Unit], *, is_forced: bool) -> list[ChosenUnit]:

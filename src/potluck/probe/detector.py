@@ -27,10 +27,6 @@ class VendorQuery:
     details: tuple[str, ...] = ()
 
 
-def _no_queries(system: System, report: DetectorReport) -> Sequence[VendorQuery]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
     """A detector: it finds the devices of one vendor or one interface.
@@ -43,5 +39,5 @@ class Detector:
 
     name: str
     find: Callable[[System], DetectorReport]
-    queries: Callable[[System, DetectorReport], Sequence[VendorQuery]] = _no_queries
+    queries: Callable[[System, DetectorReport], Sequence[VendorQuery]] = lambda *_: ()
     is_joined: bool = False

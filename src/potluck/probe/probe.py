@@ -122,7 +122,7 @@ def probe_node(
     quarantined: its child ends with this process, and the next probe tries again. Measuring comes
     last, one unit after the other, and has no overall deadline.
     """
-    tell = on_report or _ignore
+    tell = on_report or (lambda _: None)
     probe = _Probe(system, options, cache, detectors)
     while not probe.is_done:
         if probe.wait():
@@ -369,7 +369,3 @@ class _Probe:
     def _is_all_tried(self) -> bool:
         wanted = self._wanted(self._reports())
         return all(unit_id in self._trials for unit_id, _, _ in wanted)
-
-
-def _ignore(report: ProbeReport) -> None:
-    pass

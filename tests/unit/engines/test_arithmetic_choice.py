@@ -13,6 +13,7 @@ from potluck import kernels
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.backends import native_unit
 from potluck.engines.native import engine as native
+from potluck.engines.native.backend import COST
 from potluck.errors import ParameterError
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.choices import ArithmeticChoice
@@ -101,7 +102,7 @@ def test_fast_arithmetic_takes_room_for_activations_in_bf16() -> None:
 
     program = make_program(small_config(1), Shard.whole(1))
     exact, fast = (
-        native.scratch_bytes(program, 48, num_threads=1, arithmetic=each)
+        COST.scratch_bytes(program, 48, num_threads=1, arithmetic=each)
         for each in (Arithmetic.EXACT, Arithmetic.AVX512_BF16)
     )
     widest = max(register.width for register in program.registers)

@@ -21,9 +21,11 @@ from support.models.recurrent_configs import (
 
 from potluck.engines.backends import BACKENDS, check_backend, cost_of, native_unit, unit_address
 from potluck.engines.native import engine as native
+from potluck.engines.native.program import core_program
 from potluck.engines.opening import open_engine
 from potluck.engines.tinygrad.backend import _enter
 from potluck.errors import EngineError, UnsupportedModelError
+from potluck.kernels import runner
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.arithmetic import Arithmetic
@@ -59,11 +61,19 @@ def test_the_native_engine_takes_what_its_cost_says() -> None:
     cost, program = cost_of("native"), a_program()
     matrix = TensorInfo(name="w", shape=(40, 64), format=TensorFormat.BF16)
     assert cost.loaded_bytes(matrix) == native.loaded_bytes(matrix) == 48 * 64 * 2
-    assert cost.cache_bytes(program, 5) == native.cache_bytes(program, 5)
+    in_core = core_program(program)
+    assert cost.cache_bytes(program, 5) == runner.Stage.cache_bytes(
+        program=in_core, num_blocks=5, num_states=0
+    )
     for arithmetic in Arithmetic:
         assert cost.scratch_bytes(
             program, 32, num_threads=2, arithmetic=arithmetic
-        ) == native.scratch_bytes(program, 32, num_threads=2, arithmetic=arithmetic)
+        ) == runner.Stage.scratch_bytes(
+            program=in_core,
+            max_step_tokens=32,
+            num_threads=2,
+            is_fast=arithmetic is not Arithmetic.EXACT,
+        )
     assert (cost.process_bytes, cost.staging_bytes(matrix)) == (0, 0)
 
 

@@ -20,7 +20,8 @@ from potluck.cluster.background import is_set_within, on_thread
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
-from potluck.probe.trials.running import Retest, is_unit_quarantined, quarantine_unit, retest
+from potluck.probe.trials.quarantine import is_quarantined, quarantine
+from potluck.probe.trials.running import Retest, retest, trial_key
 from potluck.types.backend import BackendSpec
 from potluck.types.cluster import UnitId
 from potluck.types.hardware import Device, Trial
@@ -252,11 +253,13 @@ class UnitMonitor:
 
     def _quarantine(self, found: _Found, reason: str) -> bool:
         """Add it to the quarantine; return whether that could be stored."""
-        quarantine_unit(*found, reason, cache=self._cache)
+        spec, device, trial = found
+        quarantine(self._cache, trial_key(spec, device, trial.interface), reason)
         return self._is_quarantined(found)
 
     def _is_quarantined(self, found: _Found) -> bool:
-        return is_unit_quarantined(*found, cache=self._cache)
+        spec, device, trial = found
+        return is_quarantined(self._cache, trial_key(spec, device, trial.interface))
 
     def _find(self, unit_id: UnitId) -> _Found | None:
         """Return the unit as it was tried."""

@@ -166,12 +166,12 @@ class PackedCache:
     def _make_room(self, partial: Path, num_bytes: int) -> None:
         """Remove unfinished files, and then the least recently used ones."""
         kept = []
-        for file in _files(partial.parent):
-            if file.path == partial:
+        for path, status in _files(partial.parent):
+            if path == partial:
                 continue
-            if file.path.suffix != _PARTIAL or not _remove_unused(file.path):
-                kept.append(file)
-        used_bytes = sum(file.num_bytes for file in kept)
+            if path.suffix != _PARTIAL or not _remove_unused(path):
+                kept.append((path, status))
+        used_bytes = sum(status.st_size for _, status in kept)
         limit = self._limit_bytes
         if limit is None:
             disk = os.statvfs(partial.parent)
@@ -182,11 +182,11 @@ class PackedCache:
                 f"{format_bytes(num_bytes)} exceed the limit of {format_bytes(limit)} "
                 f"for {partial.parent} (packed_cache_bytes)"
             )
-        for file in sorted(kept, key=lambda file: file.used_nanoseconds):
+        for path, status in sorted(kept, key=lambda file: file[1].st_mtime_ns):  # set by each use
             if used_bytes + num_bytes <= limit:
                 return
-            if _remove_unused(file.path):
-                used_bytes -= file.num_bytes
+            if _remove_unused(path):
+                used_bytes -= status.st_size
         if used_bytes + num_bytes > limit:
             raise NotPackedError(
                 f"{format_bytes(used_bytes)} of the {format_bytes(limit)} allowed for "
@@ -194,21 +194,11 @@ class PackedCache:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    path: Path
-    num_bytes: int
-    used_nanoseconds: int
-
-
-def _files(folder: Path) -> Iterator[_File]:
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for path in folder.iterdir():
         if path.suffix in (_PACKED, _PARTIAL):
             with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                yield _File(
-                    path=path, num_bytes=status.st_size, used_nanoseconds=status.st_mtime_ns
-                )
+                yield path, path.stat()
 
 
 def _map(path: Path, layout: PackedLayout) -> PackedWeights | None:

@@ -40,10 +40,13 @@ def packed_key(
     header.
     """
     stored = stored_weights(description.config, program.weights, description.files.kind)
-    files = source_files(description, tensors, program)
+    parts = [
+        [part for name in tensor.stored_names for part in tensors.stored_parts(name)]
+        for tensor in stored
+    ]
+    files = list(dict.fromkeys(part.file for sources in parts for part in sources))
     made = []
-    for weight, tensor, info in zip(program.weights, stored, loaded, strict=True):
-        sources = [part for name in tensor.stored_names for part in tensors.stored_parts(name)]
+    for weight, tensor, sources, info in zip(program.weights, stored, parts, loaded, strict=True):
         rows = [] if weight.rows is None else [weight.rows.axis, weight.rows.start]
         made.append(
             [
@@ -73,25 +76,10 @@ def weights_key(description: ModelDescription, tensors: FileTensorSource, plan: 
     return packed_key(description, tensors, program, list(loaded))
 
 
-def source_files(
-    description: ModelDescription, tensors: FileTensorSource, program: Program
-) -> tuple[ReadOnlyFile | ContentFile, ...]:
-    """Return the files that contain the program's weights, all of which are on this disk or
-    identified by content.
-    """
-    stored = stored_weights(description.config, program.weights, description.files.kind)
-    files: dict[int, ReadOnlyFile | ContentFile] = {}
-    for each in stored:
-        for name in each.stored_names:
-            for part in tensors.stored_parts(name):
-                file = part.file
-                if not isinstance(file, ReadOnlyFile | ContentFile):
-                    raise TypeError(f"{file.path} is not on this disk")
-                files[id(file)] = file
-    return tuple(files.values())
-
-
-def _identity(file: ReadOnlyFile | ContentFile, header_bytes: int) -> list[object]:
+def _identity(file: ByteFile, header_bytes: int) -> list[object]:
+    """Identify a file that is on this disk or has a known content hash."""
+    if not isinstance(file, ReadOnlyFile | ContentFile):
+        raise TypeError(f"{file.path} is not on this disk")
     digest = hashlib.sha256()
     for offset in range(0, header_bytes, _PIECE_BYTES):
         digest.update(read_bytes(file, offset, min(_PIECE_BYTES, header_bytes - offset)))

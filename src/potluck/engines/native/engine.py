@@ -28,7 +28,7 @@ from potluck.engines.native.program import (
     sampled_token,
 )
 from potluck.engines.step_checks import check_masks
-from potluck.errors import EngineError, ParameterError
+from potluck.errors import DEFECT_HINT, EngineError, ParameterError
 from potluck.kernels import runner
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import NO_MASKS, BlockFormat, ExpertUse, StepResult
@@ -108,39 +108,12 @@ def _require_available(isa: str) -> None:
         )
 
 
-def cache_bytes(program: Program, num_blocks: int, num_states: int = 0) -> int:
-    """Return the size of ``num_blocks`` blocks and ``num_states`` state slots without allocating
-    them.
-    """
-    with core_errors():
-        return runner.Stage.cache_bytes(
-            program=core_program(program), num_blocks=num_blocks, num_states=num_states
-        )
-
-
 def loaded_bytes(info: TensorInfo) -> int:
     """Return the size of a loaded weight: matrices in panels of rows, vectors as float32."""
     if len(info.shape) == 1:
         return info.num_columns * 4
     num_panels = -(-info.num_rows // PANEL_ROWS)
     return num_panels * kernels.panel_bytes(info.format.label, info.num_columns)
-
-
-def scratch_bytes(
-    program: Program,
-    max_step_tokens: int,
-    *,
-    num_threads: int,
-    arithmetic: Arithmetic = Arithmetic.EXACT,
-) -> int:
-    """Return the memory of a stage in addition to weights and caches, without allocating it."""
-    with core_errors():
-        return runner.Stage.scratch_bytes(
-            program=core_program(program),
-            max_step_tokens=max_step_tokens,
-            num_threads=num_threads,
-            is_fast=arithmetic is not Arithmetic.EXACT,
-        )
 
 
 def convert_on(pool: ThreadPool) -> Convert:
@@ -480,6 +453,6 @@ def _as_contiguous_f32(hidden: Floats | None) -> Floats | None:
         raise EngineError(
             f"hidden states are {hidden.dtype} with {hidden.ndim} dimensions, "
             "but must be a float32 matrix",
-            hint="this is a defect in Potluck; please report it",
+            hint=DEFECT_HINT,
         )
     return np.ascontiguousarray(hidden)

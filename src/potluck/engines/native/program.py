@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potluck.errors import EngineError
+from potluck.errors import DEFECT_HINT, EngineError
 from potluck.kernels import runner
 from potluck.types.program import (
     Add,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def core_errors(hint: str = "this is a defect in Potluck; please report it") -> Iterator[None]:
+def core_errors(hint: str = DEFECT_HINT) -> Iterator[None]:
     """Convert the core's errors to ``EngineError``; ``hint`` says how to fix them."""
     try:
         yield

@@ -15,6 +15,8 @@ from potluck.errors import PotluckError
 from potluck.types.quantities import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from potluck.engines.native.engine import NativeEngine
     from potluck.types.arithmetic import Arithmetic
     from potluck.types.engine import MakeEngine
@@ -40,30 +42,24 @@ def main(arguments: list[str]) -> None:
     print(json.dumps(document))  # noqa: T201 - the answer of a child process
 
 
-def _document(arguments: list[str]) -> dict[str, object]:
+def _document(arguments: list[str]) -> Mapping[str, object]:
     match arguments:
         case ["variants", _, _]:
             from potluck.kernels import available_isas
 
             return {"variants": available_isas()}
         case ["self-test", _, _, *isas]:
+            from potluck.engines.self_test import self_test
             from potluck.kernels import available_isas
 
-            return {"results": {isa: _self_test(isa) for isa in isas or available_isas()}}
+            tested = isas or available_isas()
+            return {"results": {isa: self_test(_maker(isa, _TEST_THREADS)) for isa in tested}}
         case ["measure", _, _, isa, num_threads, max_weights_bytes]:
-            return {**_measure(isa, int(num_threads), int(max_weights_bytes))}
+            return _measure(isa, int(num_threads), int(max_weights_bytes))
     return {"refused": f"unknown command: {' '.join(arguments)}"}
 
 
-def _self_test(isa: str) -> dict[str, object]:
-    from potluck.engines.self_test import self_test
-
-    return {**self_test(_maker(isa, _TEST_THREADS))}
-
-
-def _measure(
-    isa: str, num_threads: int, max_weights_bytes: int
-) -> dict[str, dict[str, dict[str, object]]]:
+def _measure(isa: str, num_threads: int, max_weights_bytes: int) -> Mapping[str, object]:
     from potluck.engines.profiling.measure import MeasurementSetup, measure, print_progress
     from potluck.engines.profiling.rate_program import Stopwatch
     from potluck.host.cores import Throttling, last_level_cache_bytes

@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from potluck.engines.profiling import rate_program
-from potluck.engines.profiling.rate_program import Stopwatch, best_seconds, lone_step, random_rows
+from potluck.engines.profiling.rate_program import (
+    Stopwatch,
+    best_seconds,
+    load_weight,
+    lone_step,
+    random_rows,
+)
 from potluck.types.engine import LoadableEngine, MakeEngine
 from potluck.types.program import HIDDEN, Linear, Program, Register, Shard, WeightSpec
 from potluck.types.quantities import format_bytes
@@ -206,9 +212,7 @@ def _chain(
     engine = make_engine(program, num_blocks=0, max_step_tokens=num_tokens)
     sink = engine.sink()
     for name in names:
-        sink.begin(TensorInfo(name=name, shape=(width, width), format=fmt))
-        sink.write_rows(name, 0, width, memoryview(rows))
-        sink.finish(name)
+        load_weight(sink, TensorInfo(name=name, shape=(width, width), format=fmt), rows)
     engine.warm_up()
     return engine
 

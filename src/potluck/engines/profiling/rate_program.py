@@ -1,7 +1,7 @@
 """The small program whose tokens per second determine a node's fastest backend.
 
 It is the same for every backend: two decoder layers of the shape of a billion-parameter model
-(``_trial_config``), with random weights in Q8_0. A whole model has ten times the layers, so
+(``_program``), with random weights in Q8_0. A whole model has ten times the layers, so
 its rate is a fraction of this one, and about the same fraction on every backend.
 
 Layers of that size are used, rather than many small ones, because the overhead of a backend
@@ -23,7 +23,6 @@ from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
 from potluck.types.engine import MakeEngine
 from potluck.types.hardware import TRIAL_FORMAT, TRIAL_LAYERS, TRIAL_PREFILL_TOKENS
-from potluck.types.model import ModelConfig
 from potluck.types.program import Program, Shard
 from potluck.types.quantities import format_bytes, format_count
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
@@ -36,12 +35,9 @@ if TYPE_CHECKING:
     from potluck.types.tensor import TensorSink
 
 
-NUM_LAYERS = TRIAL_LAYERS
-MAX_STEP_TOKENS = TRIAL_PREFILL_TOKENS
-NUM_BLOCKS = 3
+_NUM_BLOCKS = 3
 """Context for the prefill and the decoding after it."""
 
-_FORMAT = TRIAL_FORMAT
 _ROUND_SECONDS = 0.08
 _NUM_ROUNDS = 3
 """Decoding and prefill alternate, so that a disturbance affects neither alone. 0.5 s in total, or
@@ -116,7 +112,7 @@ def rate_program(max_weights_bytes: int) -> Program:
 
     There is always at least one layer: 47 MB.
     """
-    num_layers = max(1, min(NUM_LAYERS, max_weights_bytes // _layer_bytes()))
+    num_layers = max(1, min(TRIAL_LAYERS, max_weights_bytes // _layer_bytes()))
     return _program(num_layers)
 
 
@@ -133,18 +129,20 @@ def measure_rates(
     and describes the unit. The best of the rounds is used. Raises the engine's errors.
     """
     program = rate_program(max_weights_bytes)
-    engine = make_engine(program, num_blocks=NUM_BLOCKS, max_step_tokens=MAX_STEP_TOKENS)
+    engine = make_engine(program, num_blocks=_NUM_BLOCKS, max_step_tokens=TRIAL_PREFILL_TOKENS)
     try:
         for number, spec in enumerate(program.weights, 1):
-            fmt = TensorFormat.F32 if len(spec.shape) == 1 else _FORMAT
+            fmt = TensorFormat.F32 if len(spec.shape) == 1 else TRIAL_FORMAT
             load_random(engine.sink(), TensorInfo(name=spec.name, shape=spec.shape, format=fmt))
             on_progress(0.4 * number / len(program.weights))
         num_bytes = engine.weights_bytes
         engine.warm_up()
         on_progress(0.6)
         steps = {
-            "decode_tokens_per_second": lone_step(1, after=MAX_STEP_TOKENS, num_blocks=NUM_BLOCKS),
-            "prefill_tokens_per_second": lone_step(MAX_STEP_TOKENS, num_blocks=NUM_BLOCKS),
+            "decode_tokens_per_second": lone_step(
+                1, after=TRIAL_PREFILL_TOKENS, num_blocks=_NUM_BLOCKS
+            ),
+            "prefill_tokens_per_second": lone_step(TRIAL_PREFILL_TOKENS, num_blocks=_NUM_BLOCKS),
         }
         best = dict.fromkeys(steps, math.inf)
         end = time.perf_counter() + _NUM_ROUNDS * len(steps) * _ROUND_SECONDS
@@ -160,10 +158,10 @@ def measure_rates(
     finally:
         engine.close()
     num_layers = program.shard.num_layers
-    layers = f"{NUM_LAYERS} layers of 2048 in {_FORMAT.name}"
-    if num_layers < NUM_LAYERS:
+    layers = f"{TRIAL_LAYERS} layers of 2048 in {TRIAL_FORMAT.name}"
+    if num_layers < TRIAL_LAYERS:
         layers += f", extrapolated from {num_layers} for lack of memory"
-    whole = num_layers / NUM_LAYERS
+    whole = num_layers / TRIAL_LAYERS
     return {
         name: {
             "value": whole * step.num_tokens / best[name],
@@ -174,7 +172,26 @@ def measure_rates(
 
 
 def _program(num_layers: int) -> Program:
-    config = _trial_config(num_layers, NUM_BLOCKS * KV_BLOCK_TOKENS)
+    """Return the program of these layers; all tokens are 0, and nothing reads them.
+
+    Its layers have the shape of a billion-parameter model (TinyLlama 1.1B: hidden size 2048,
+    intermediate size 5632, 32 heads of 64 and 4 key-value heads), with weights in Q8_0
+    (``types.hardware``). ``placement.speed`` estimates the speed of other models from its rates.
+    """
+    context_tokens = _NUM_BLOCKS * KV_BLOCK_TOKENS
+    config = plain_config(
+        family="llama",
+        num_layers=num_layers,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=64,
+        vocab_size=1,  # no embedding and no head
+        max_context_tokens=context_tokens,
+        norm_epsilon=1e-5,
+        theta=10000.0,
+    )
     shard = Shard(
         start_layer=0,
         end_layer=num_layers,
@@ -182,14 +199,13 @@ def _program(num_layers: int) -> Program:
         has_embedding=False,
         has_head=False,
     )
-    context_tokens = config.max_context_tokens
     ropes = rope_tables(config, context_tokens)
     return build_program(config, shard, context_tokens=context_tokens, ropes=ropes)
 
 
 def _layer_bytes() -> int:
     return sum(
-        TensorInfo(name=spec.name, shape=spec.shape, format=_FORMAT).num_bytes
+        TensorInfo(name=spec.name, shape=spec.shape, format=TRIAL_FORMAT).num_bytes
         for spec in _program(1).weights
     )
 
@@ -235,37 +251,22 @@ def random_rows(fmt: TensorFormat, num_rows: int, num_columns: int) -> bytes:
     raise ValueError(f"no random rows of {fmt.name}")
 
 
-def load_random(sink: TensorSink, info: TensorInfo) -> None:
-    """Fill a weight: ones in a vector; in a matrix, random rows that repeat if it is large."""
+def load_weight(sink: TensorSink, info: TensorInfo, stored: bytes) -> None:
+    """Fill a weight with all of its rows."""
     sink.begin(info)
-    if len(info.shape) == 1:
-        sink.write_rows(info.name, 0, 1, memoryview(np.ones(info.num_columns, "<f4").tobytes()))
-    else:
-        at_once = min(info.num_rows, max(1, _PIECE_BYTES // info.row_bytes))
-        piece = memoryview(random_rows(info.format, at_once, info.num_columns))
-        for start in range(0, info.num_rows, at_once):
-            end = min(start + at_once, info.num_rows)
-            sink.write_rows(info.name, start, end, piece[: (end - start) * info.row_bytes])
+    sink.write_rows(info.name, 0, info.num_rows, memoryview(stored))
     sink.finish(info.name)
 
 
-def _trial_config(num_layers: int, max_context_tokens: int) -> ModelConfig:
-    """Return the configuration; all tokens are 0, and nothing reads them.
-
-    Its layers have the shape of a billion-parameter model (TinyLlama 1.1B: hidden size 2048,
-    intermediate size 5632, 32 heads of 64 and 4 key-value heads), with weights in Q8_0
-    (``types.hardware``). ``placement.speed`` estimates the speed of other models from its rates.
-    """
-    return plain_config(
-        family="llama",
-        num_layers=num_layers,
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=1,  # no embedding and no head
-        max_context_tokens=max_context_tokens,
-        norm_epsilon=1e-5,
-        theta=10000.0,
-    )
+def load_random(sink: TensorSink, info: TensorInfo) -> None:
+    """Fill a weight: ones in a vector; in a matrix, random rows that repeat if it is large."""
+    if len(info.shape) == 1:
+        load_weight(sink, info, np.ones(info.num_columns, "<f4").tobytes())
+        return
+    sink.begin(info)
+    at_once = min(info.num_rows, max(1, _PIECE_BYTES // info.row_bytes))
+    piece = memoryview(random_rows(info.format, at_once, info.num_columns))
+    for start in range(0, info.num_rows, at_once):
+        end = min(start + at_once, info.num_rows)
+        sink.write_rows(info.name, start, end, piece[: (end - start) * info.row_bytes])
+    sink.finish(info.name)

@@ -13,7 +13,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from potluck.errors import EngineError, PotluckError, UnitFaultError
+from potluck.errors import DEFECT_HINT, EngineError, PotluckError, UnitFaultError
 from potluck.types.unit import Fault
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _check() -> None:
     if not os.environ.get("DEV"):
         raise EngineError(
             "DEV must name the device to open before tinygrad is imported",
-            hint="this is a defect in Potluck; please report it",
+            hint=DEFECT_HINT,
         )
     hint = "install it with: pip install 'potluck[tinygrad]'"
     try:

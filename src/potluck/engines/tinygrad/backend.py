@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potluck.engines.abilities import TINYGRAD_ABILITIES
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from potluck.engines.native.pool import ThreadPool
     from potluck.engines.tinygrad.engine import TinygradEngine
     from potluck.types.arithmetic import Arithmetic
-    from potluck.types.backend import BackendAbilities
     from potluck.types.program import Program
     from potluck.types.tensor import TensorInfo
     from potluck.types.unit import UnitAddress
@@ -29,28 +27,18 @@ if TYPE_CHECKING:
 _F32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
 class TinygradCost:
-    """An ``EngineCost``.
+    """An ``EngineCost``. Planning requires no driver, so tinygrad is not imported."""
 
-    The memory requirements of a stage. Planning requires no driver, so tinygrad is not imported.
+    abilities = TINYGRAD_ABILITIES
+    process_bytes = 384 * 2**20
+    """The memory of Python with tinygrad, its expressions, the driver and its compiler.
+
+    In addition to weights, after products with three matrices: 56 MiB with tinygrad's CPU backend,
+    whose clang is a separate process, and 196 MiB with PoCL, which includes LLVM
+    (``tests/integration/test_tinygrad_loading.py``). A program has a few more kernels, and a CUDA
+    context is as large as PoCL.
     """
-
-    @property
-    def abilities(self) -> BackendAbilities:
-        """See ``engines.abilities``."""
-        return TINYGRAD_ABILITIES
-
-    @property
-    def process_bytes(self) -> int:
-        """Return the memory of Python with tinygrad, its expressions, the driver and its compiler.
-
-        In addition to weights, after products with three matrices: 56 MiB with tinygrad's CPU
-        backend, whose clang is a separate process, and 196 MiB with PoCL, which includes LLVM
-        (``tests/integration/test_tinygrad_loading.py``). A program has a few more kernels, and a
-        CUDA context is as large as PoCL.
-        """
-        return 384 * 2**20
 
     def loaded_bytes(self, info: TensorInfo) -> int:
         """Return the size of matrices in panels and vectors as float32: what ``DeviceWeights``

@@ -7,7 +7,7 @@ before the call, and outputs from there after it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,24 +26,17 @@ from potluck.types.program import (
     HIDDEN,
     Activation,
     Add,
-    AllGather,
     Attention,
-    CausalConv,
-    CopyColumns,
     Embed,
     GatedActivation,
-    GatedDelta,
     Head,
-    HeadLinear,
     LayerNorm,
     Linear,
-    Moe,
     Multiply,
     RmsNorm,
     Rope,
     Scale,
     SigmoidGate,
-    StateScan,
 )
 from potluck.types.step import KV_BLOCK_TOKENS
 
@@ -127,19 +120,6 @@ def run_ops(
                 registers[op.x] = registers[op.x] * op.factor
             case Multiply():
                 registers[op.x] = registers[op.x] * weights.vector(op.weight)
-            case (
-                Moe()
-                | AllGather()
-                | GatedActivation()
-                | HeadLinear()
-                | CopyColumns()
-                | CausalConv()
-                | GatedDelta()
-                | StateScan()
-            ):
-                raise EngineError(
-                    f"tinygrad does not support {type(op).__name__}", hint="use --backend native"
-                )  # the planner avoids this, because it knows the abilities
             case Add():
                 y = registers[op.y] if op.scale == 1 else registers[op.y] * op.scale
                 # Otherwise every later op would recompute the sum of all branches.
@@ -147,7 +127,9 @@ def run_ops(
             case Head():
                 return registers[op.x]
             case _:
-                assert_never(op)
+                raise EngineError(
+                    f"tinygrad does not support {type(op).__name__}", hint="use --backend native"
+                )  # the planner avoids this, because it knows the abilities
     return registers[HIDDEN]
 
 
@@ -251,8 +233,8 @@ class Calls:
             for spec in program.caches
         )
         most = self.buckets[-1]
-        width = program.hidden_size if self._head is None else program.width(self._head.x)
-        self._rows = new_tensor(device, dtypes.float, most, width)
+        self.row_width = program.hidden_size if self._head is None else program.width(self._head.x)
+        self._rows = new_tensor(device, dtypes.float, most, self.row_width)
         if self._head is not None and self._head.weight is not None:
             self._logits = new_tensor(device, dtypes.float, most, self._head.vocab_size)
         self._inputs = {bucket: self._new_inputs(bucket) for bucket in self.buckets}
@@ -288,7 +270,7 @@ class Calls:
             )
 
     def read_rows(self, out: Floats) -> None:
-        """Copy the last piece's rows to ``out`` ``[num_rows, width]``.
+        """Copy the last piece's rows to ``out`` ``[num_rows, row_width]``.
 
         They are rows of the residual stream or, with the head, of its input.
         """

@@ -19,7 +19,7 @@ from potluck.engines.tinygrad.calls import Calls
 from potluck.engines.tinygrad.compiled import open_device
 from potluck.engines.tinygrad.pieces import padding_piece, pieces_of
 from potluck.engines.tinygrad.weights import DeviceWeights
-from potluck.errors import EngineError, UnitFaultError
+from potluck.errors import DEFECT_HINT, EngineError, UnitFaultError
 from potluck.types.engine import NO_EXPERTS, NO_MASKS, ExpertUse, StepResult
 from potluck.types.unit import Fault
 
@@ -106,7 +106,8 @@ class TinygradEngine:
         self._sampler.check(step, masks, samples=True)
         self._pooler.check(step)
         self._sampler.open(step.opened)
-        rows = self._new_rows(step) if is_pooled(step) else None
+        shape = (step.num_tokens, calls.row_width)
+        rows = np.empty(shape, np.float32) if is_pooled(step) else None
         wanted = [(part, index) for part in step.slices for index in part.wanted]
         sampled: list[SampledToken] = []
         for logits in self._logits_of_pieces(calls, step, hidden, rows):
@@ -200,7 +201,7 @@ class TinygradEngine:
             raise EngineError(
                 f"a step of {step.num_tokens} tokens exceeds the stage's limit of"
                 f" {self._max_step_tokens}",
-                hint="this is a defect in Potluck; please report it",
+                hint=DEFECT_HINT,
             )
         return calls
 
@@ -240,11 +241,6 @@ class TinygradEngine:
             calls.run(piece, None if hidden is None else hidden[rows])
             yield piece, rows
 
-    def _new_rows(self, step: Step) -> Floats:
-        head = self._program.head
-        width = self._program.hidden_size if head is None else self._program.width(head.x)
-        return np.empty((step.num_tokens, width), np.float32)
-
     def _new_logits(self, num_rows: int) -> Floats:
         return np.empty((num_rows, self._program.vocab_size), np.float32)
 
@@ -252,7 +248,7 @@ class TinygradEngine:
 def _no_block_format() -> EngineError:
     return EngineError(
         "the tinygrad engine cannot read or write cache blocks",
-        hint="this is a defect in Potluck; please report it",
+        hint=DEFECT_HINT,
     )
 
 

@@ -28,6 +28,8 @@ from potluck.host.child_environment import child_environment
 from potluck.probe.trials.interfaces import read_interface
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from potluck.engines.tinygrad.engine import TinygradEngine
     from potluck.types.engine import MakeEngine
     from potluck.types.program import Program
@@ -51,7 +53,7 @@ def main(arguments: list[str]) -> None:
     print(json.dumps(document))  # noqa: T201 - the answer of a child process
 
 
-def _document(arguments: list[str]) -> dict[str, object]:
+def _document(arguments: list[str]) -> Mapping[str, object]:
     match arguments:
         case ["variants", _, interface]:
             return {"variants": list(VARIANTS[_backend(read_interface(interface))])}
@@ -66,7 +68,7 @@ def _document(arguments: list[str]) -> dict[str, object]:
                 return _document(["self-test", device_id, interface, *variants])
             return {"results": _results_of_each(device_id, interface, variants)}
         case ["measure", _, interface, variant, _, max_weights_bytes]:
-            return {**_measure(read_interface(interface), variant, int(max_weights_bytes))}
+            return _measure(read_interface(interface), variant, int(max_weights_bytes))
     return {"refused": f"unknown command: {' '.join(arguments)}"}
 
 
@@ -109,7 +111,7 @@ def _results_of_each(device_id: str, interface: str, variants: list[str]) -> dic
 
 def _measure(
     interface: Interface | None, variant: str, max_weights_bytes: int
-) -> dict[str, dict[str, dict[str, object]]]:
+) -> Mapping[str, object]:
     """Measure the device, without f16 if it does not support it, and never in int8.
 
     The engine multiplies by 8-bit weights as floats.

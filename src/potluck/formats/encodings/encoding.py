@@ -73,16 +73,14 @@ _ACTIVATION_SCALES = re.compile(
 """Names of scales of activations and of the cache, which are ignored."""
 
 _WEIGHT = ".weight"
-_PACKED_INTEGERS: Mapping[Layout, tuple[str, tuple[str, ...]]] = {
-    Layout.ROWS: (
-        ".weight_packed",
-        (".weight_scale", ".weight_shape", ".weight_zero_point"),
-    ),
-    Layout.GPTQ: (".qweight", (".scales", ".qzeros", ".g_idx")),
-    Layout.AWQ: (".qweight", (".scales", ".qzeros")),
+_PACKED_INTEGERS: Mapping[Layout, tuple[str, ...]] = {
+    Layout.ROWS: (".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point"),
+    Layout.GPTQ: (".qweight", ".scales", ".qzeros", ".g_idx"),
+    Layout.AWQ: (".qweight", ".scales", ".qzeros"),
+    Layout.BYTES: (),
 }
-"""The suffix of packed integers, which replaces ``.weight``, and the suffixes of their companion
-tensors."""
+"""The suffix of packed integers, which replaces ``.weight``, and then the suffixes of their
+companion tensors; none if they are not packed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,36 +121,34 @@ class Encoding:
 
     def packed_parts(self, name: str) -> tuple[str, ...]:
         """Return the stored names of packed integers shown as ``name``, the integers first."""
-        if self.integers is None or self.integers.layout is Layout.BYTES:
-            return ()
         if not name.endswith(_WEIGHT):
             return ()
         stem = name.removesuffix(_WEIGHT)
-        packed, others = _PACKED_INTEGERS[self.integers.layout]
-        return tuple(f"{stem}{each}" for each in (packed, *others))
+        return tuple(f"{stem}{suffix}" for suffix in self._packed_suffixes)
 
     def mxfp4_parts(self, name: str) -> tuple[str, ...]:
         """Return the stored names of MXFP4 blocks shown as ``name``: values, and then scales."""
         return (f"{name}_blocks", f"{name}_scales") if self.has_mxfp4 else ()
 
+    @property
+    def _packed_suffixes(self) -> tuple[str, ...]:
+        return () if self.integers is None else _PACKED_INTEGERS[self.integers.layout]
+
     def _base_of(self, name: str) -> str | None:
         """Return the name under which encoded values are shown; None for any other tensor."""
         if self.has_mxfp4 and name.endswith("_blocks"):
             return name.removesuffix("_blocks")
-        if self.integers is not None and self.integers.layout in _PACKED_INTEGERS:
-            packed, _ = _PACKED_INTEGERS[self.integers.layout]
-            if name.endswith(packed):
-                return f"{name.removesuffix(packed)}{_WEIGHT}"
+        if self._packed_suffixes and name.endswith(self._packed_suffixes[0]):
+            return f"{name.removesuffix(self._packed_suffixes[0])}{_WEIGHT}"
         return None
 
     def _is_part_of_another(self, name: str, present: frozenset[str]) -> bool:
         if self.has_mxfp4 and name.endswith("_scales"):
             return f"{name.removesuffix('_scales')}_blocks" in present
-        if self.integers is not None and self.integers.layout in _PACKED_INTEGERS:
-            packed, others = _PACKED_INTEGERS[self.integers.layout]
-            for each in others:
-                if name.endswith(each) and f"{name.removesuffix(each)}{packed}" in present:
-                    return True
+        for suffix in self._packed_suffixes[1:]:
+            packed = name.removesuffix(suffix) + self._packed_suffixes[0]
+            if name.endswith(suffix) and packed in present:
+                return True
         if self.floats is not None or self.integers is not None:
             if _ACTIVATION_SCALES.fullmatch(name) is not None:
                 return True

@@ -4,6 +4,7 @@ it, shown in GGUF's layout of the same blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from potluck.formats.encodings.parts import (
     check_type,
     contradiction,
     halves_from_pairs,
-    num_elements,
     read_scales,
     unreadable,
 )
@@ -50,7 +50,7 @@ class MicroscaledTensor:
     def __init__(self, name: str, blocks: FileTensor, scales: FileTensor, read: ReadBytes) -> None:
         check_type(blocks, "U8")
         check_type(scales, "U8", "F8_E8M0")
-        if len(blocks.shape) < 3 or blocks.shape[-1] != _BYTES or not num_elements(blocks.shape):
+        if len(blocks.shape) < 3 or blocks.shape[-1] != _BYTES or not math.prod(blocks.shape):
             raise contradiction(
                 blocks, f"has the shape {list(blocks.shape)}, but must have blocks of 16 bytes"
             )
@@ -137,7 +137,7 @@ class FloatTensor:
         encoding: FloatEncoding,
         read: ReadBytes,
     ) -> None:
-        if len(weight.shape) < 2 or not num_elements(weight.shape):
+        if len(weight.shape) < 2 or not math.prod(weight.shape):
             raise unreadable(weight, "FP8 vectors")
         check_scales(scale)
         self.info = TensorInfo(name=name, shape=weight.shape, format=TensorFormat.BF16)
@@ -152,7 +152,7 @@ class FloatTensor:
         one row of blocks.
         """
         piece = max(PIECE_BYTES, 24 * self.info.num_columns)
-        return piece + 12 * num_elements(self._grid.shape) + 16 * 256 * self._grid.shape[2]
+        return piece + 12 * math.prod(self._grid.shape) + 16 * 256 * self._grid.shape[2]
 
     def read_rows(self, start_row: int, end_row: int, out: memoryview) -> None:
         """Read rows, counted from the first matrix; rows with the same scales share a table."""
@@ -195,8 +195,8 @@ class FloatTensor:
 def _grid(weight: FileTensor, scale: FileTensor, encoding: FloatEncoding) -> _Grid:
     """Return the scales' grid over the weight. Raise ``ModelFileError`` if shapes do not match."""
     *leading, rows, columns = weight.shape
-    matrices = num_elements(tuple(leading))
-    found = num_elements(scale.shape)
+    matrices = math.prod(leading)
+    found = math.prod(scale.shape)
     if found == 1 and matrices == 1:
         return _Grid(shape=(1, 1, 1), block_rows=rows, block_columns=columns)
     if encoding.block is not None:

@@ -67,13 +67,11 @@ class IntegerTensor:
         self._read = read
         self.parts = tuple(stored.values())
         self._packed = self.parts[0]
-        layout = encoding.layout
-        scales = stored.get("scales") if layout in _IS_TRANSPOSED else stored.get("weight_scale")
+        scales = stored.get("scales") or stored.get("weight_scale")
         if scales is None:
             raise contradiction(self._packed, "has no matching scales")
         self._scales_part = scales
-        zeros = "qzeros" if layout in _IS_TRANSPOSED else "weight_zero_point"
-        self._zeros_part = stored.get(zeros)
+        self._zeros_part = stored.get("qzeros") or stored.get("weight_zero_point")
         self._order_part = stored.get("g_idx")
         self._shape_part = stored.get("weight_shape")
         rows, columns = self._shape()
@@ -229,10 +227,8 @@ class IntegerTensor:
         words = read_array(self._read, self._zeros_part, "<u4").astype(np.uint32)
         if self._encoding.layout is Layout.AWQ:
             zeros = _unpacked_awq(words.T).T
-        elif is_transposed:
-            zeros = _unpacked(words, self._encoding.num_bits)
         else:
-            zeros = _unpacked(np.ascontiguousarray(words.T), self._encoding.num_bits)
+            zeros = _unpacked(words if is_transposed else words.T, self._encoding.num_bits)
         # [groups, rows], which may be padded to whole words.
         zeros = zeros.T[:rows] + np.uint8(self._encoding.zero_offset)
         if not self._encoding.is_symmetric:

@@ -6,9 +6,8 @@ Integers and their scales are converted to blocks of 32 in GGUF's layouts, which
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from potluck.types.tensor import TensorFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from potluck.types.tensor import TensorInfo
 
     Bytes = NDArray[np.uint8]
 
@@ -35,37 +32,6 @@ PIECE_BYTES = 24 * PIECE_ELEMENTS
 """The memory for decoding a piece: at most two arrays of 8-byte indices, one per element."""
 
 _BLOCK = 32
-
-
-class EncodedTensor(Protocol):
-    """A weight that is stored as several tensors."""
-
-    @property
-    def info(self) -> TensorInfo:
-        """The tensor as which it is shown."""
-        ...
-
-    @property
-    def parts(self) -> tuple[FileTensor, ...]:
-        """The tensors as which it is stored."""
-        ...
-
-    @property
-    def decoding_bytes(self) -> int:
-        """The memory that reading it needs in addition to its rows."""
-        ...
-
-    def read_rows(self, start_row: int, end_row: int, out: memoryview) -> None:
-        """Fill ``out`` with rows in the format of ``info``."""
-        ...
-
-    def stored_ranges(self, start_row: int, end_row: int) -> Iterator[tuple[FileTensor, int, int]]:
-        """Yield the ranges of ``parts`` that ``read_rows`` reads, or has read, for these rows."""
-        ...
-
-    def release(self) -> None:
-        """Free data that the next read can load again."""
-        ...
 
 
 def read_array(read: ReadBytes, tensor: FileTensor, dtype: str) -> NDArray[np.generic]:
@@ -126,11 +92,6 @@ def unreadable(tensor: FileTensor, feature: str) -> UnsupportedModelError:
         missing=(feature,),
         hint="choose other files of the same model, such as GGUF",
     )
-
-
-def num_elements(shape: tuple[int, ...]) -> int:
-    """Return the product of ``shape``."""
-    return math.prod(shape)
 
 
 def halves_from_pairs(packed: Bytes) -> Bytes:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from potluck.errors import ModelFileError
 from potluck.formats.encodings.floats import FLOAT_TYPE, FloatTensor, MicroscaledTensor
 from potluck.formats.encodings.integers import IntegerTensor
 from potluck.formats.encodings.parts import contradiction
-from potluck.formats.source import FileTensor, FileTensorSource
+from potluck.formats.source import FileTensor, FileTensorSource, check_rows
 
 if TYPE_CHECKING:
     from potluck.formats.encodings.encoding import Encoding
-    from potluck.formats.encodings.parts import EncodedTensor
     from potluck.types.tensor import TensorInfo
+
+EncodedTensor: TypeAlias = FloatTensor | IntegerTensor | MicroscaledTensor
+"""A weight that is stored as several tensors, its ``parts``, and shown as one, ``info``.
+
+``decoding_bytes`` is the memory that reading it needs in addition to its rows. ``read_rows`` fills
+a buffer with rows in the format of ``info``; ``stored_ranges`` yields the ranges of ``parts`` that
+it reads, or has read, for them. ``release`` frees data that the next read can load again.
+"""
 
 
 class EncodedSource(FileTensorSource):
@@ -59,11 +66,7 @@ class EncodedSource(FileTensorSource):
         if decoder is None:
             super().read_rows(name, start_row, end_row, out)
             return
-        info = decoder.info
-        if not 0 <= start_row <= end_row <= info.num_rows:
-            raise ValueError(f"{name} has no rows [{start_row}, {end_row})")
-        if out.nbytes != (end_row - start_row) * info.row_bytes:
-            raise ValueError(f"rows [{start_row}, {end_row}) of {name} do not fill {out.nbytes} B")
+        check_rows(decoder.info, start_row, end_row, out)
         if out.nbytes:
             with out.cast("B") as target:
                 decoder.read_rows(start_row, end_row, target)

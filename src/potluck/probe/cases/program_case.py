@@ -17,10 +17,10 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.probe.cases.draw_case import draws, uniform_int
+from potluck.types.step import SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 2
@@ -47,32 +47,23 @@ arithmetic has a larger error: the tests verify this by removing each op in turn
 _LOGITS = Path(__file__).with_name("program_case_logits.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A sequence's part of a step; see ``SequenceSlice``. All of them are sampled."""
-
-    sequence: int
-    tokens: tuple[int, ...]
-    start_position: int
-    block_table: tuple[int, ...]
-
-
-def steps() -> tuple[tuple[Part, ...], ...]:
-    """Return the three steps."""
+def steps() -> tuple[Step, ...]:
+    """Return the three steps, in which all sequences are sampled."""
     drawn = draws(seed=5)
 
-    def part(sequence: int, num_tokens: int, start_position: int) -> Part:
-        return Part(
-            sequence=sequence,
+    def part(sequence: int, num_tokens: int, start_position: int) -> SequenceSlice:
+        return SequenceSlice(
+            sequence_id=SequenceId(sequence),
             tokens=tuple(next(drawn) % VOCAB_SIZE for _ in range(num_tokens)),
             start_position=start_position,
             block_table=((3, 0), (2, 1))[sequence],
+            sample=True,
         )
 
     return (
-        (part(0, 19, 0), part(1, 7, 0)),
-        (part(0, 1, 19), part(1, 1, 7)),
-        (part(0, 1, 20),),
+        Step(step_id=StepId(0), slices=(part(0, 19, 0), part(1, 7, 0))),
+        Step(step_id=StepId(1), slices=(part(0, 1, 19), part(1, 1, 7))),
+        Step(step_id=StepId(2), slices=(part(0, 1, 20),)),
     )
 
 

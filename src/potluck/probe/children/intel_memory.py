@@ -15,7 +15,7 @@ import fcntl
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -73,10 +73,10 @@ def ask_i915(address: str, descriptor: int, ioctl: Ioctl) -> IntelCard:
     length = _i915_query(descriptor, ioctl, 0, 0)
     data = _buffer(length)
     _i915_query(descriptor, ioctl, length, ctypes.addressof(data))
-    totals, rests = _own_memory(data.raw, _I915_HEADER_BYTES)
+    total, rest = _own_memory(data.raw, _I915_HEADER_BYTES)
     # Without CAP_PERFMON everything is reported as free, as in kernels before 6.1.
-    free = sum(rests) if sum(rests) < sum(totals) else None
-    return IntelCard(address=address, total_bytes=sum(totals), free_bytes=free)
+    free = rest if rest < total else None
+    return IntelCard(address=address, total_bytes=total, free_bytes=free)
 
 
 def _i915_query(descriptor: int, ioctl: Ioctl, length: int, data_address: int) -> int:
@@ -100,10 +100,10 @@ def ask_xe(address: str, descriptor: int, ioctl: Ioctl) -> IntelCard:
     pointer = ctypes.addressof(data)
     question = bytearray(_XE_QUERY_STRUCT.pack(0, _XE_MEMORY_REGIONS, length, pointer))
     ioctl(descriptor, _XE_DEVICE_QUERY, question)
-    totals, used = _own_memory(data.raw, _XE_HEADER_BYTES)
+    total, used = _own_memory(data.raw, _XE_HEADER_BYTES)
     # Without CAP_PERFMON nothing is reported as used.
-    free = sum(totals) - sum(used) if 0 < sum(used) <= sum(totals) else None
-    return IntelCard(address=address, total_bytes=sum(totals), free_bytes=free)
+    free = total - used if 0 < used <= total else None
+    return IntelCard(address=address, total_bytes=total, free_bytes=free)
 
 
 def _buffer(length: int) -> ctypes.Array[ctypes.c_char]:
@@ -112,18 +112,16 @@ def _buffer(length: int) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(length)
 
 
-def _own_memory(reply: bytes, header_bytes: int) -> tuple[list[int], list[int]]:
-    """Return the totals, and the free or used sizes, of the regions of the card's own memory."""
-    regions = list(_regions(reply, header_bytes))
-    return [total for total, _ in regions], [other for _, other in regions]
-
-
-def _regions(reply: bytes, header_bytes: int) -> Iterator[tuple[int, int]]:
+def _own_memory(reply: bytes, header_bytes: int) -> tuple[int, int]:
+    """Return the size of the card's own memory, over all regions, and its free or used part."""
     number = int.from_bytes(reply[:4], sys.byteorder)
+    size = other_size = 0
     for offset in range(header_bytes, len(reply) - _REGION.size + 1, _REGION.size)[:number]:
         memory_class, _, _, total, other = _REGION.unpack_from(reply, offset)
         if memory_class == _CLASS_DEVICE:
-            yield total, other
+            size += total
+            other_size += other
+    return size, other_size
 
 
 _QUERIES = {"i915": ask_i915, "xe": ask_xe}

@@ -91,9 +91,6 @@ class _Opencl:
     def name(self, device: int, name: int) -> str | None:
         return _name(self.data(device, name))
 
-    def extensions(self, device: int) -> list[str]:
-        return _text(self.data(device, _DEVICE_EXTENSIONS)).split()
-
     def number(self, device: int, name: int) -> int | None:
         """Return an unsigned number of 4 or 8 bytes."""
         data = self.data(device, name)
@@ -183,7 +180,7 @@ def _device(
         num_units=opencl.number(handle, _DEVICE_MAX_COMPUTE_UNITS),
         clock_mhz=opencl.number(handle, _DEVICE_MAX_CLOCK_FREQUENCY),
         is_shared=None if is_shared is None else bool(is_shared),
-        has_f16="cl_khr_fp16" in opencl.extensions(handle),
+        has_f16="cl_khr_fp16" in _text(opencl.data(handle, _DEVICE_EXTENSIONS)).split(),
         pci_address=next(_pci_addresses(opencl, handle), None),
     )
 

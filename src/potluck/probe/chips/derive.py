@@ -16,7 +16,7 @@ from potluck.probe.chips.names import search_key
 from potluck.types.hardware import Figure, Figures, Origin
 
 if TYPE_CHECKING:
-    from potluck.probe.chips.table import ChipTable, MaliCore, Rate
+    from potluck.probe.chips.table import ChipTable, Rate
 
 
 _GEFORCE = "geforce rtx"
@@ -62,14 +62,11 @@ def nvidia_figures(
     )
 
 
-def mali_figures(
-    product_id: int, num_cores: int, max_clock_hz: int, *, core_features: int | None = None
-) -> Figures:
+def mali_figures(product_id: int, num_cores: int, max_clock_hz: int) -> Figures:
     """Derive figures from a Mali's product id (the upper half of the register GPU_ID), cores and
     clock.
 
-    ``core_features`` is the register of that name, which determines the size of the cores of a few
-    models. Float16 is twice float32 (libGPUInfo). The memory is the machine's.
+    Float16 is twice float32 (libGPUInfo). The memory is the machine's.
     """
     from potluck.probe.chips.table import shipped_table
 
@@ -82,7 +79,7 @@ def mali_figures(
         if product_id & core.mask == core.product_id and num_cores >= core.min_cores
     ]
     core = max(fitting, key=lambda core: core.min_cores, default=None)
-    multiply_adds = None if core is None else _multiply_adds(core, core_features)
+    multiply_adds = None if core is None else core.multiply_adds_per_core
     if core is None or multiply_adds is None or max_clock_hz <= 0:
         reason = f"Mali of product id {product_id:#06x}: "
         if core is None:
@@ -197,17 +194,6 @@ def _bandwidth(
     return _derived(
         transfers.value * width_bits / 8 * clock_hz, f"{formula}; {table.source(transfers)}"
     )
-
-
-def _multiply_adds(core: MaliCore, core_features: int | None) -> int | None:
-    if core.multiply_adds_per_core is not None:
-        return core.multiply_adds_per_core
-    if core_features is None:
-        return None
-    variant = core_features & 0xF
-    if core.multiply_adds_per_engine is not None:
-        return core.multiply_adds_per_engine * variant or None
-    return (core.multiply_adds_by_variant or {}).get(str(variant))
 
 
 def _exact_quotient(dividend: int | None, divisor: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import resources
 from typing import Annotated
 
@@ -24,6 +24,11 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of the file."""
+
+    @property
+    def rates(self) -> tuple[Rate, ...]:
+        """The figures of the row itself."""
+        return tuple(value for value in msgspec.structs.astuple(self) if isinstance(value, Rate))
 
 
 class Document(_Row, frozen=True):
@@ -53,22 +58,11 @@ class Chip(_Row, frozen=True):
     f16_operations_per_second: Rate | None = None
     int8_operations_per_second: Rate | None = None
 
-    @property
-    def rates(self) -> tuple[Rate | None, ...]:
-        """Return all figures of the row."""
-        return (
-            self.read_bytes_per_second,
-            self.f32_operations_per_second,
-            self.f16_operations_per_second,
-            self.int8_operations_per_second,
-        )
-
 
 class MaliCore(_Row, frozen=True):
     """The rate of a Mali's shader core: float32 multiply-adds per clock.
 
-    It is given for the core, for one of its execution engines (whose number is the low digit of the
-    register CORE_FEATURES), or for each variant that this digit identifies.
+    It is None for a model with cores of several sizes, since drivers do not report which it has.
     """
 
     name: Text
@@ -76,17 +70,6 @@ class MaliCore(_Row, frozen=True):
     mask: Positive
     min_cores: Positive = 1
     multiply_adds_per_core: Positive | None = None
-    multiply_adds_per_engine: Positive | None = None
-    multiply_adds_by_variant: dict[str, Positive] | None = None
-
-    def __post_init__(self) -> None:
-        ways = (
-            self.multiply_adds_per_core,
-            self.multiply_adds_per_engine,
-            self.multiply_adds_by_variant,
-        )
-        if sum(way is not None for way in ways) != 1:
-            raise ValueError(f"{self.name} must specify multiply-adds in exactly one of three ways")
 
 
 class NvidiaMultiprocessor(_Row, frozen=True):
@@ -131,11 +114,12 @@ class ChipTable(_Row, frozen=True):
     amd: tuple[AmdComputeUnit, ...]
 
     def __post_init__(self) -> None:
-        cited = {self.mali_document, *(rate.document for rate in self._rates())}
+        rows = (self, *self.chip, *self.nvidia, *self.amd)
+        cited = {self.mali_document, *(rate.document for row in rows for rate in row.rates)}
         if wrong := cited ^ set(self.documents):
             raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(wrong))}")
         for row in self.chip:
-            if not any(row.rates):
+            if not row.rates:
                 raise ValueError(f"{row.names[0]} has no figure")
         _reject_repeated("name", (search_key(name) for row in self.chip for name in row.names))
         _reject_repeated("chip", (chip for row in self.chip for chip in row.chips))
@@ -147,17 +131,6 @@ class ChipTable(_Row, frozen=True):
         """Return the document and the place in it, for ``Figure.source``."""
         document = self.documents[rate.document]
         return f"{document.title}, {rate.where} ({document.url})"
-
-    def _rates(self) -> Iterator[Rate]:
-        candidates = [rate for row in self.chip for rate in row.rates]
-        for sm in self.nvidia:
-            candidates += [sm.f16_operations, sm.int8_operations]
-            candidates += [sm.geforce_f16_operations, sm.geforce_int8_operations]
-        for unit in self.amd:
-            candidates += [unit.f32_operations, unit.f16_operations, unit.int8_operations]
-            candidates.append(unit.memory_transfers)
-        yield self.nvidia_memory
-        yield from (rate for rate in candidates if rate is not None)
 
 
 def _reject_repeated(what: str, keys: Iterable[object]) -> None:

@@ -109,11 +109,7 @@ class KfdNode:
 
 def gpu_nodes(system: System) -> tuple[KfdNode, ...]:
     """Return AMD's nodes that compute, by KFD's number."""
-    return tuple(_gpu_nodes(system))
-
-
-def _gpu_nodes(system: System) -> Iterator[KfdNode]:
-    rank = 0
+    nodes: list[KfdNode] = []
     directories = system.entries(system.sys / "class/kfd/kfd/topology/nodes")
     for directory in sorted(directories, key=lambda path: (len(path.name), path.name)):
         properties = _properties(system, directory / "properties")
@@ -124,8 +120,9 @@ def _gpu_nodes(system: System) -> Iterator[KfdNode]:
             for entry in system.entries(directory / "mem_banks")
             if (bank := _properties(system, entry / "properties")).get("heap_type") in _FRAME_BUFFER
         ]
-        yield KfdNode(
-            rank=rank,
+        memory_clock = max((bank.get("mem_clk_max", 0) for bank in banks), default=0)
+        node = KfdNode(
+            rank=len(nodes),
             num_cpu_cores=properties.get("cpu_cores_count", 0),
             simd_count=properties["simd_count"],
             gfx_target_version=properties.get("gfx_target_version", 0),
@@ -136,10 +133,11 @@ def _gpu_nodes(system: System) -> Iterator[KfdNode]:
             memory_bytes=plausible_bytes(sum(bank.get("size_in_bytes", 0) for bank in banks))
             or None,
             memory_width_bits=max((bank.get("width", 0) for bank in banks), default=0) or None,
-            max_memory_clock_hz=_hertz(max((b.get("mem_clk_max", 0) for b in banks), default=0)),
+            max_memory_clock_hz=_hertz(memory_clock),
             firmware=properties.get("fw_version"),
         )
-        rank += 1
+        nodes.append(node)
+    return tuple(nodes)
 
 
 def _properties(system: System, file: Path) -> Mapping[str, int]:

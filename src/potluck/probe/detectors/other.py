@@ -58,13 +58,13 @@ _NAMES = {
 _FILE = re.compile(r"davinci([0-9]{1,4})")
 
 
-def ascend_npus(
-    system: System, *, known: Collection[Path], unused: str
+def _ascend_npus(
+    system: System, known: Collection[Path]
 ) -> tuple[tuple[Device, ...], frozenset[Path]]:
     """Return Ascend NPUs that are not at one of the paths ``known``, and their paths in sysfs.
 
-    ``unused`` says why nothing runs on them. If there are as many device files as NPUs, they are
-    assumed to be in the same order, since no file shows which belongs to which.
+    If there are as many device files as NPUs, they are assumed to be in the same order, since no
+    file shows which belongs to which.
 
     Sources: Huawei's script that collects its driver's logs, for the PCI ids; and the device files
     that Huawei's documentation passes to containers (``--device /dev/davinci0``), one for each NPU.
@@ -78,14 +78,13 @@ def ascend_npus(
     ]
     files = [path for _, path in sorted(numbered)]
     if not functions:
-        return tuple(_on_chip(system, file, unused) for file in files), frozenset()
+        return tuple(_on_chip(system, file) for file in files), frozenset()
     is_paired = len(files) == len(found)
     devices = tuple(
         _on_bus(
             system,
             function,
             files[index] if is_paired else None,
-            unused,
             is_file_known=is_paired or not files,
         )
         for index, function in enumerate(found)
@@ -99,7 +98,7 @@ def _is_ascend(function: PciDevice) -> bool:
 
 
 def _on_bus(
-    system: System, function: PciDevice, file: Path | None, unused: str, *, is_file_known: bool
+    system: System, function: PciDevice, file: Path | None, *, is_file_known: bool
 ) -> Device:
     trouble = problem(system, function.driver, file) if is_file_known else ""
     return Device(
@@ -112,11 +111,11 @@ def _on_bus(
         driver=function.driver,
         device_files=() if file is None else (str(file),),
         memory=_UNKNOWN_MEMORY,
-        problem=f"{unused}; {trouble}" if trouble else unused,
+        problem=_unused(trouble),
     )
 
 
-def _on_chip(system: System, file: Path, unused: str) -> Device:
+def _on_chip(system: System, file: Path) -> Device:
     """Return an NPU that is known only from its device file: part of a board's chip, or in a
     container.
     """
@@ -130,8 +129,12 @@ def _on_chip(system: System, file: Path, unused: str) -> Device:
         driver="davinci",
         device_files=(str(file),),
         memory=shared_memory(system),
-        problem=unused,
+        problem=UNUSED,
     )
+
+
+def _unused(trouble: str) -> str:
+    return f"{UNUSED}; {trouble}" if trouble else UNUSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +203,7 @@ def _find(system: System) -> DetectorReport:
     for function in system.pci_devices():
         if function.path in files or function.ids in _BY_PCI_IDS:
             pci_ids[function.path] = function.ids
-    npus, places = ascend_npus(system, known={*pci_ids}, unused=UNUSED)
+    npus, places = _ascend_npus(system, pci_ids.keys())
     devices = tuple(
         _device(system, path, tuple(files[path]), pci_ids.get(path, ""))
         for path in sorted({*files, *pci_ids} - places)
@@ -257,7 +260,7 @@ def _device(system: System, path: Path, files: tuple[Path, ...], pci_ids: str) -
         driver=driver,
         device_files=tuple(str(file) for file in files),
         memory=_UNKNOWN_MEMORY if make.has_own_memory else shared_memory(system),
-        problem=f"{UNUSED}; {trouble}" if trouble else UNUSED,
+        problem=_unused(trouble),
     )
 
 

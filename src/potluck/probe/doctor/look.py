@@ -259,7 +259,11 @@ def inspect_opened_libraries(
     machine = report.cpu.architecture
 
     def look_at(library: BackendLibrary) -> OpenedLibrary:
-        return _look_at_library(system, library, find_library(system, library, machine, environ))
+        path = find_library(system, library, machine, environ)
+        load_error = _problem("library", path) if path else ""
+        files = {path: system.below_files(path)} if load_error else {}
+        lacks = _lacks(library.name, files)
+        return OpenedLibrary(library=library, path=path, load_error=load_error, lacks=lacks)
 
     return tuple(run_at_once([partial(look_at, library) for library in wanted]))
 
@@ -279,13 +283,6 @@ def find_library(
                 if re.fullmatch(pattern, file.name) and _is_elf(file):
                     return str(PurePosixPath(folder) / file.name)
     return ""
-
-
-def _look_at_library(system: System, library: BackendLibrary, path: str) -> OpenedLibrary:
-    load_error = _problem("library", path) if path else ""
-    files = {path: system.below_files(path)} if load_error else {}
-    lacks = _lacks(library.name, files)
-    return OpenedLibrary(library=library, path=path, load_error=load_error, lacks=lacks)
 
 
 def _is_elf(file: Path) -> bool:

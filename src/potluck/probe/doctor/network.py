@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from potluck.probe.doctor.case import Case, Cluster, Finding, Peer, Severity
+from potluck.probe.doctor.case import Case, Finding, Peer, Severity
 from potluck.probe.doctor.multicast import PORT
 
 _MOST_SKEW_SECONDS = 2.0
@@ -185,20 +185,18 @@ def _open_ports(case: Case, ports: str) -> str:
 def blocked_multicast(case: Case) -> Iterator[Finding]:
     """Check for nodes that joined by address and whose multicast does not arrive."""
     cluster = case.cluster
-    unheard = [peer.node_id for peer in _peers(case) if peer.is_heard is False]
+    unheard = [peer for peer in _peers(case) if peer.is_heard is False]
     if cluster is None or not unheard:
         return
-    nodes = "node" if len(unheard) == 1 else "nodes"
     yield Finding(
         check="multicast",
         severity=Severity.NOTE,
-        message=f"multicast of {nodes} {', '.join(unheard)} does not arrive here: new nodes may "
-        "not discover the cluster",
+        message=f"multicast of {_named(unheard)} does not arrive here: new nodes may not discover"
+        " the cluster",
         command=f"potluck up --join {cluster.address}",
         details="on a new node",
     )
 
 
 def _peers(case: Case) -> tuple[Peer, ...]:
-    cluster: Cluster | None = case.cluster
-    return () if cluster is None else cluster.peers
+    return () if case.cluster is None else case.cluster.peers

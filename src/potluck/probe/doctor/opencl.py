@@ -109,7 +109,9 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
             severity=case.severity(device),
             message=f"{title(device)}: {_problem(case)}",
             command=command,
-            details="; ".join(filter(None, [details, _in_image(case)])),
+            details="; ".join(
+                filter(None, [details, "in the container's image" if case.container else ""])
+            ),
             device_id=device.device_id,
         )
 
@@ -118,10 +120,6 @@ def _problem(case: Case) -> str:
     if any(_registered(case)):
         return "no installed OpenCL driver lists it"
     return "there is no OpenCL driver for it"
-
-
-def _in_image(case: Case) -> str:
-    return "in the container's image" if case.container else ""
 
 
 def broken_drivers(case: Case) -> Iterator[Finding]:

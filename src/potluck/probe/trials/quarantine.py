@@ -71,7 +71,10 @@ def run_unless_quarantined(
 
 
 def quarantine(cache: ProbeCache, fingerprint: str, reason: str) -> None:
-    """Quarantine a unit that failed in use, outside a child process, until it is retried."""
+    """Quarantine a unit that failed in use, outside a child process, until it is retried.
+
+    ``fingerprint`` is that of its trial (``running.trial_key``).
+    """
     cache.put(_key(fingerprint), {"failure": _IN_USE, "reason": reason})
 
 

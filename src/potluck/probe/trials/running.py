@@ -40,7 +40,7 @@ from potluck.probe.cache import ProbeCache
 from potluck.probe.cases import self_test
 from potluck.probe.fingerprint import fingerprint, installed_software
 from potluck.probe.trials.interfaces import interface_argument, interface_details, usable_interfaces
-from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
+from potluck.probe.trials.quarantine import is_quarantined, run_unless_quarantined
 from potluck.types.backend import BackendSpec
 from potluck.types.hardware import Device, Trial
 from potluck.types.unit import Fault, Interface
@@ -98,14 +98,14 @@ def try_backend(
     interfaces = usable_interfaces(spec, device)
     failed: list[Trial] = []
     for number, interface in enumerate(interfaces):
-        trial = try_interface(
+        trial, _ = _try_interface(
             spec,
             device,
             interface,
             cache=cache,
             retry=retry,
             time_left=time_left.share(len(interfaces) - number),
-        ).trial
+        )
         if trial.works:
             return dataclasses.replace(trial, reason=_reason([*failed, trial]))
         if trial.is_pending:
@@ -158,15 +158,7 @@ class TimeLeft:
             self._whole.spend(seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """A trial. ``fault`` classifies the failure of a unit that worked before, if there is one."""
-
-    trial: Trial
-    fault: Fault | None
-
-
-def try_interface(
+def _try_interface(
     spec: BackendSpec,
     device: Device,
     interface: Interface | None,
@@ -174,10 +166,11 @@ def try_interface(
     cache: ProbeCache,
     retry: bool,
     time_left: TimeLeft,
-) -> TrialResult:
+) -> tuple[Trial, Fault | None]:
     """Try one interface, as ``try_backend`` does for all.
 
-    To identify a variant that crashes, each is run in a separate child.
+    Return the trial, and the fault of a unit that worked before, if the trial failed for one. To
+    identify a variant that crashes, each is run in a separate child.
     """
     deadline_seconds = time_left.seconds
     key = trial_key(spec, device, interface)
@@ -186,7 +179,7 @@ def try_interface(
     is_known = not retry and not is_quarantined(cache, key)
     known = _kept_trial(spec, device, interface, cache.get(key)) if is_known else None
     if known is not None:
-        return TrialResult(trial=known, fault=None if known.works else Fault.WRONG)
+        return known, None if known.works else Fault.WRONG
     crashed: dict[str, str] = {}
     results: dict[str, object] = {}
     subject = (device.device_id, interface_argument(interface))
@@ -213,20 +206,18 @@ def try_interface(
         cache, key, test, retry=retry, deadline_seconds=deadline_seconds
     )
     if isinstance(outcome, ChildFailure) and outcome.failure is Failure.STARVED:
-        return TrialResult(trial=pending_trial(spec, device, outcome.reason, interface), fault=None)
+        return pending_trial(spec, device, outcome.reason, interface), None
     if isinstance(outcome, ChildFailure):
         cache.remove(key)
-        return TrialResult(
-            trial=failed_trial(spec, device, outcome.reason, interface),
-            fault=_FAULTS.get(outcome.failure),
-        )
+        trial = failed_trial(spec, device, outcome.reason, interface)
+        return trial, _FAULTS.get(outcome.failure)
     trial = _judged(spec, device, interface, _results(outcome), crashed)
     cache.put(key, {"works": trial.works, "reason": trial.reason, "variants": list(trial.variants)})
-    return TrialResult(trial=trial, fault=None if trial.works else Fault.WRONG)
+    return trial, None if trial.works else Fault.WRONG
 
 
 def trial_key(spec: BackendSpec, device: Device, interface: Interface | None) -> str:
-    """Return the cache key of a trial's result."""
+    """Return the cache key of a trial's result, which is also that of the unit's quarantine."""
     software = installed_software(spec.packages)
     return fingerprint(
         f"trial/{spec.name}", (device,), software, details=interface_details(interface)
@@ -354,7 +345,7 @@ def retest(
 
     The result replaces the previous one.
     """
-    tried = try_interface(
+    tried, fault = _try_interface(
         spec,
         device,
         trial.interface,
@@ -362,24 +353,5 @@ def retest(
         retry=True,
         time_left=TimeLeft(deadline_seconds),
     )
-    problem = "" if tried.trial.works else tried.trial.reason
-    return Retest(problem=problem, fault=tried.fault, is_pending=tried.trial.is_pending)
-
-
-def quarantine_unit(
-    spec: BackendSpec,
-    device: Device,
-    trial: Trial,
-    reason: str,
-    *,
-    cache: ProbeCache,
-) -> None:
-    """Quarantine a unit that failed in use, so that it is only retried on request."""
-    quarantine(cache, trial_key(spec, device, trial.interface), reason)
-
-
-def is_unit_quarantined(
-    spec: BackendSpec, device: Device, trial: Trial, *, cache: ProbeCache
-) -> bool:
-    """Return whether a unit is still in quarantine."""
-    return is_quarantined(cache, trial_key(spec, device, trial.interface))
+    problem = "" if tried.works else tried.reason
+    return Retest(problem=problem, fault=fault, is_pending=tried.is_pending)

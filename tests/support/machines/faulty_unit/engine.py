@@ -23,16 +23,13 @@ from potluck.types.tensor import TensorInfo, TensorSink
 from potluck.types.unit import Fault, UnitAddress
 
 if TYPE_CHECKING:
-    from potluck.types.backend import BackendAbilities
     from potluck.types.engine import Exchange, ExpertUse, TokenMasks
 
 
 class _Cost(native_backend.NativeCost):
     """Of a device: no arithmetic of its is that of CPUs, and nothing is mapped."""
 
-    @property
-    def abilities(self) -> BackendAbilities:
-        return ABILITIES
+    abilities = ABILITIES
 
 
 COST = _Cost()

@@ -16,7 +16,7 @@ from support.engines.pools import pool_of
 from support.models.random_weights import load_random_weights
 
 from potluck import kernels
-from potluck.engines.native import engine as native
+from potluck.engines.native.backend import COST
 from potluck.engines.native.engine import NativeEngine
 from potluck.errors import EngineError
 from potluck.models.layers import with_layers
@@ -597,8 +597,8 @@ def test_messages_are_counted_as_scratch_memory() -> None:
         each.width for each in whole.registers
     )
     few, many = (
-        native.scratch_bytes(part, tokens, num_threads=1)
-        - native.scratch_bytes(whole, tokens, num_threads=1)
+        COST.scratch_bytes(part, tokens, num_threads=1)
+        - COST.scratch_bytes(whole, tokens, num_threads=1)
         - 4 * tokens * registers
         for tokens in (128, 256)
     )

@@ -18,13 +18,12 @@ from support.engines.pools import pool_of
 from support.models.random_weights import stored_rows
 
 from potluck.engines.native import engine as native
+from potluck.engines.native.backend import COST
 from potluck.engines.native.engine import (
     NativeEngine,
     available_isas,
-    cache_bytes,
     choose_isa,
     convert_on,
-    scratch_bytes,
 )
 from potluck.errors import EngineError, ParameterError
 from potluck.models.program import build_program
@@ -244,13 +243,13 @@ def test_cache_bytes() -> None:
     config = small_config(3, head_dim=40)
     program = make_program(config, Shard.whole(3))
     assert program.caches == (CacheSpec(num_kv_heads=2, head_dim=40, value_dim=40),) * 3
-    assert cache_bytes(program, 7) == 3 * 7 * 2 * (40 + 48) * 16 * 2
-    assert cache_bytes(program, 0) == 0
+    assert COST.cache_bytes(program, 7) == 3 * 7 * 2 * (40 + 48) * 16 * 2
+    assert COST.cache_bytes(program, 0) == 0
 
 
 def test_scratch_bytes_cover_what_a_step_touches() -> None:
     program = make_program(CONFIG, Shard.whole(2))
-    one = scratch_bytes(program, 64, num_threads=1)
+    one = COST.scratch_bytes(program, 64, num_threads=1)
     registers = sum(register.width for register in program.registers) * 64 * 4
     logits = 32 * VOCAB_SIZE * 4
     sampling = VOCAB_SIZE * 16
@@ -258,11 +257,11 @@ def test_scratch_bytes_cover_what_a_step_touches() -> None:
     experts = 64 * 2 * (256 + 256 + 256) * 4
     least = registers + logits + sampling + experts
     assert least < one < 1.5 * least
-    assert scratch_bytes(program, 64, num_threads=3) >= one + 2 * sampling
+    assert COST.scratch_bytes(program, 64, num_threads=3) >= one + 2 * sampling
     with pytest.raises(EngineError, match="max_step_tokens"):
-        scratch_bytes(program, 0, num_threads=1)
+        COST.scratch_bytes(program, 0, num_threads=1)
     with pytest.raises(EngineError, match="num_threads"):
-        scratch_bytes(program, 1, num_threads=0)
+        COST.scratch_bytes(program, 1, num_threads=0)
 
 
 def test_scratch_hardly_grows_with_the_context() -> None:
@@ -274,7 +273,7 @@ def test_scratch_hardly_grows_with_the_context() -> None:
     def scratch(context_tokens: int, num_threads: int) -> int:
         rope = rope_tables(config, context_tokens)
         program = build_program(config, Shard.whole(2), context_tokens=context_tokens, ropes=rope)
-        return scratch_bytes(program, 64, num_threads=num_threads)
+        return COST.scratch_bytes(program, 64, num_threads=num_threads)
 
     assert scratch(1 << 16, 1) == scratch(1 << 10, 1)
     attention = config.layers[0].grouped_attention

@@ -16,7 +16,7 @@ from support.engines.pools import pool_of
 from support.models.canonical_weights import load_canonical_weights
 from support.reference.engine import ReferenceEngine
 
-from potluck.engines.native import engine as native
+from potluck.engines.native.backend import COST
 from potluck.engines.native.engine import NativeEngine, available_isas
 from potluck.errors import EngineError
 from potluck.types.program import (
@@ -343,14 +343,14 @@ def test_memory_is_counted() -> None:
     for program in PROGRAMS.values():
         engine = native_engine(program)
         state_bytes = engine.block_format.state_bytes
-        assert native.cache_bytes(program, 0, 3) == 3 * state_bytes
-        assert native.cache_bytes(program, 7) == 0
+        assert COST.cache_bytes(program, 0, 3) == 3 * state_bytes
+        assert COST.cache_bytes(program, 7) == 0
         (state,) = program.states
         # A cache line, and columns filled up to whole lanes.
         assert state.num_bytes <= state_bytes <= 2 * state.num_bytes + 64
     eight = PROGRAMS["delta of eight strips"]
     assert native_engine(eight).block_format.state_bytes == eight.states[0].num_bytes
-    small, large = (native.scratch_bytes(eight, tokens, num_threads=1) for tokens in (1, 129))
+    small, large = (COST.scratch_bytes(eight, tokens, num_threads=1) for tokens in (1, 129))
     inputs = 4 * (2 * 128 + 1 + 2)
     registers = 4 * sum(register.width for register in eight.registers)
     assert large - small >= 128 * (inputs + registers)
@@ -370,7 +370,7 @@ def test_models_without_state_have_no_slots() -> None:
     stateless = replace(stateless, ops=ops)
     engine = native_engine(stateless, num_states=3)
     assert engine.block_format.state_bytes == 0
-    assert native.cache_bytes(stateless, 0, 3) == 0
+    assert COST.cache_bytes(stateless, 0, 3) == 0
     # A stage of a model that keeps states on others: slots and copies are not its business.
     step = step_of(part(0, 0, 3, slot=9), copies=(StateCopy(source=7, target=8),))
     assert engine.logits(step, None).shape == (3, VOCAB)

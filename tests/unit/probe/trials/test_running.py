@@ -12,9 +12,8 @@ from potluck.probe.cache import ProbeCache
 from potluck.probe.trials.quarantine import is_quarantined, quarantine, run_unless_quarantined
 from potluck.probe.trials.running import (
     Retest,
-    is_unit_quarantined,
-    quarantine_unit,
     retest,
+    trial_key,
     try_backend,
 )
 from potluck.types.hardware import Trial
@@ -73,11 +72,11 @@ def test_a_quarantine_lasts_until_somebody_tries(tmp_path: Path) -> None:
         return try_backend(spec("works"), DEVICE, cache=cache, retry=retry)
 
     def condemned() -> bool:
-        return is_unit_quarantined(spec("works"), DEVICE, passed("works"), cache=cache)
+        return is_quarantined(cache, trial_key(spec("works"), DEVICE, None))
 
     assert trial().works
     assert not condemned()
-    quarantine_unit(spec("works"), DEVICE, passed("works"), "hung", cache=cache)
+    quarantine(cache, trial_key(spec("works"), DEVICE, None), "hung")
     assert condemned()
     assert trial().reason == "not tried again: hung (retry with potluck probe --retry)"
     assert trial(retry=True).works
