@@ -34,7 +34,7 @@ backend cannot run."""
 class Counting:
     """One model, counted for units of every backend.
 
-    ``can_cut_before`` is that of the model's configuration. ``check_backend`` raises
+    ``no_cuts`` is that of the model's configuration. ``check_backend`` raises
     ``UnsupportedModelError`` for a backend that cannot compute the model with its quantization, and
     ``EngineError`` for a backend that this node cannot count; so does ``abilities``, which returns
     the abilities of a backend. ``work`` returns what the parts of the model read and compute on
@@ -43,7 +43,7 @@ class Counting:
     """
 
     num_layers: int
-    can_cut_before: Callable[[int], bool]
+    no_cuts: frozenset[int]
     stage: CountStage
     work: Callable[[StageSize], ModelWork]
     check_backend: Callable[[str, Quantization], None]
@@ -83,7 +83,7 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
         return _count(counting, size, start, end, embedding=embedding, head=head)
 
-    no_cuts = _no_cuts(counting)
+    no_cuts = counting.no_cuts
     # Layers that need the embedding already include it, so it costs nothing extra.
     needs_embedding = 0 in no_cuts
     middle = count(0, last, embedding=needs_embedding)
@@ -122,7 +122,7 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
     as ``CountStage``.
     """
     last = counting.num_layers
-    no_cuts = _no_cuts(counting)
+    no_cuts = counting.no_cuts
     groups = inseparable_layers(last, no_cuts)
     work = counting.work(size)
     needs_embedding = 0 in no_cuts
@@ -157,11 +157,6 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
         lone_head_bytes=count(last, last, head=True).total,
         no_cuts=no_cuts,
     )
-
-
-def _no_cuts(counting: Counting) -> frozenset[int]:
-    layers = range(counting.num_layers + 1)
-    return frozenset(layer for layer in layers if not counting.can_cut_before(layer))
 
 
 def _spread(num_bytes: int, num_layers: int) -> list[int]:
@@ -213,7 +208,7 @@ def most_host_bytes(counting: Counting, size: StageSize) -> int:
             start_layer=0,
             end_layer=last,
             num_layers=last,
-            has_embedding=not counting.can_cut_before(0),
+            has_embedding=0 in counting.no_cuts,
             has_head=has_head,
         )
         process_bytes = max(process_bytes, counting.stage(shard, size).memory.process_bytes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from potluck.placement.cuts import shard_of
 from potluck.placement.work import (
     LoadedBytes,
     ModelWork,
@@ -98,8 +99,7 @@ def divided_work(
     """
     config = profile.config
     last = config.num_layers
-    no_cuts = [each for each in range(1, last) if not config.can_cut_before(each)]
-    needs_embedding = not config.can_cut_before(0)
+    needs_embedding = 0 in config.no_cuts
 
     def walk(shard: Shard) -> _Walked:
         counted = [
@@ -110,35 +110,23 @@ def divided_work(
 
     layers: list[tuple[Phase, ...]] = []
     known: dict[object, Sequence[tuple[Phase, ...]]] = {}
-    for start, end in inseparable_layers(last, no_cuts):
+    for start, end in inseparable_layers(last, config.no_cuts):
         key = (config.layers[start:end], tuple(map(id, whole.layers[start:end])))
         if key not in known:
-            shard = _shard(last, start, end, embedding=needs_embedding and start == 0)
-            known[key] = walk(shard).layers
+            first_item = 0 if needs_embedding and start == 0 else start + 1
+            known[key] = walk(shard_of(first_item, end + 1, last)).layers
         layers += known[key]
     if needs_embedding:
         first = final = walk(Shard.whole(last))
     else:
-        first = walk(_shard(last, 0, 0, embedding=True))
-        final = walk(_shard(last, last, last, head=True))
+        first = walk(shard_of(0, 1, last))
+        final = walk(shard_of(last + 1, last + 2, last))
     return DividedWork(
         whole=whole,
         shares=shares,
         embedding=first.embedding,
         layers=tuple(layers),
         head=final.head,
-    )
-
-
-def _shard(
-    num_layers: int, start: int, end: int, *, embedding: bool = False, head: bool = False
-) -> Shard:
-    return Shard(
-        start_layer=start,
-        end_layer=end,
-        num_layers=num_layers,
-        has_embedding=embedding,
-        has_head=head,
     )
 
 

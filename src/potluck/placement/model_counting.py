@@ -72,7 +72,7 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
 
     return Counting(
         num_layers=profile.config.num_layers,
-        can_cut_before=lambda layer: profile.config.can_cut_before(layer),
+        no_cuts=profile.config.no_cuts,
         stage=count,
         work=lambda size: work(size.quantization, size.backend),
         check_backend=check,
