@@ -54,7 +54,8 @@ class Counting:
 def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
     """Return the shapes that a plan may need: in every quantization and arithmetic.
 
-    There are none for backends that this node cannot count or that cannot compute the model.
+    There are none for backends that this node cannot count or that cannot compute the model, and
+    none for a model that lacks a tensor, which ``CountStage`` refuses.
 
     Nodes store their measurements of the model under these shapes.
     """
@@ -64,7 +65,7 @@ def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) ->
             try:
                 counting.check_backend(backend, each.quantization)
                 work = counting.work(replace(each, backend=backend))
-            except (EngineError, UnsupportedModelError):
+            except (EngineError, UnsupportedModelError, KeyError):
                 continue
             has_several = counting.abilities(backend).has_arithmetics
             arithmetics = Arithmetic if has_several else (Arithmetic.EXACT,)

@@ -17,7 +17,12 @@ from potluck.engines.backends import BACKENDS, cost_of
 from potluck.engines.loading import StageSize
 from potluck.engines.loading.plan import plan_worker
 from potluck.engines.loading.sizes import on_unit
-from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
+from potluck.errors import (
+    EngineError,
+    InsufficientMemoryError,
+    ModelFileError,
+    UnsupportedModelError,
+)
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, shapes_of
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
@@ -185,6 +190,16 @@ def test_a_gpu_that_lacks_a_format_has_no_part_in_a_plan(profile: ModelProfile) 
     )
     assert shapes_of(counting, SIZE, ["tinygrad:CL"]) == ()
     assert shapes_of(counting, SIZE, ["native"])
+
+
+def test_a_model_that_lacks_a_tensor_is_refused_by_its_name(profile: ModelProfile) -> None:
+    missing = "layers.0.mlp.up.weight"
+    tensors = {name: info for name, info in profile.tensors.items() if name != missing}
+    assert len(tensors) < len(profile.tensors)
+    lacking = replace(profile, tensors=tensors)
+    assert shapes_of(counting_of(lacking, costs), SIZE, ["native"]) == ()
+    with pytest.raises(ModelFileError, match="up"):
+        placed(lacking, node("a", unit("cpu", 8 * GIB)))
 
 
 def test_what_is_in_reserve_is_used_only_where_the_model_does_not_fit_without(
