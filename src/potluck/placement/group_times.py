@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from potluck.placement.divided_work import DividedWork, Phase
 from potluck.placement.links import HOP_SECONDS, LinkTable, step_bytes
-from potluck.placement.times import LEAST_SECONDS, PartTimes, UnitTimes, part_seconds
+from potluck.placement.times import (
+    LEAST_SECONDS,
+    PartTimes,
+    UnitTimes,
+    once_each,
+    part_seconds,
+)
 from potluck.placement.work import ModelWork
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, worst
@@ -209,10 +215,10 @@ class GroupTimes:
             )
 
         layer_seconds = max(scale * member.speed.layer_seconds.value for scale, member in timed)
-        seen: dict[int, float] = {}
-        for layer in self.divided.layers:
-            if id(layer) not in seen:
-                seen[id(layer)] = layer_seconds + computing(layer, num_tokens, is_prompt=is_prompt)
+        layers = once_each(
+            self.divided.layers,
+            lambda layer: layer_seconds + computing(layer, num_tokens, is_prompt=is_prompt),
+        )
         head = computing(self.divided.head, num_wanted, is_prompt=False)
         # Only the leader samples, from all logits.
         scale, leader = timed[0]
@@ -221,24 +227,22 @@ class GroupTimes:
             scale * num_tokens * self.work.hidden_size * member.speed.seconds_per_embedded_value
             for scale, member in timed
         )
-        return [embedding, *(seen[id(layer)] for layer in self.divided.layers), head]
+        return [embedding, *layers, head]
 
     def _exchange_seconds(self, num_tokens: int, num_wanted: int) -> list[float]:
         """Return the seconds of exchanges, by item."""
-        seen: dict[int, float] = {}
-        for layer in self.divided.layers:
-            if id(layer) not in seen:
-                seen[id(layer)] = sum(self._exchanging(phase, num_tokens) for phase in layer)
+        divided = self.divided
         return [
-            sum(self._exchanging(phase, num_tokens) for phase in self.divided.embedding),
-            *(seen[id(layer)] for layer in self.divided.layers),
-            sum(self._exchanging(phase, num_wanted) for phase in self.divided.head),
+            self._exchanging(divided.embedding, num_tokens),
+            *once_each(divided.layers, lambda layer: self._exchanging(layer, num_tokens)),
+            self._exchanging(divided.head, num_wanted),
         ]
 
-    def _exchanging(self, phase: Phase, num_tokens: int) -> float:
-        if not phase.sent_bytes:
-            return 0.0
-        sent = [num_tokens * each for each in phase.sent_bytes]
-        if phase.is_to_leader:
-            return self.links.gather_seconds(sent)
-        return self.links.exchange_seconds(sent)
+    def _exchanging(self, phases: Sequence[Phase], num_tokens: int) -> float:
+        return sum(
+            (self.links.gather_seconds if phase.is_to_leader else self.links.exchange_seconds)(
+                [num_tokens * each for each in phase.sent_bytes]
+            )
+            for phase in phases
+            if phase.sent_bytes
+        )

@@ -26,7 +26,7 @@ from potluck.placement.offering import Pool
 from potluck.placement.path import Floats, Path, PathProblem
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
-from potluck.placement.times import PartTimes
+from potluck.placement.times import once_each
 from potluck.placement.within_pools import best_within, with_usable
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
@@ -76,9 +76,9 @@ def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
     if not candidates:
         raise ValueError("there are no units")
     hidden_size = candidates[0].times.work.hidden_size
-    costs = {id(each.cost): each.cost.item_bytes for each in candidates}
     usable_bytes = np.array([max(0, each.usable_bytes) for each in candidates], np.int64)
-    item_bytes = np.array([costs[id(each.cost)] for each in candidates], np.int64)
+    costs = (each.cost for each in candidates)
+    item_bytes = np.array(once_each(costs, lambda cost: cost.item_bytes), np.int64)
     stage_bytes = np.array([each.cost.stage_bytes for each in candidates], np.int64)
     shared_bytes = np.array([each.cost.shared_bytes for each in candidates], np.int64)
     lone_bytes = np.array(
@@ -90,11 +90,8 @@ def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
     latency, seconds_per_byte = _link_matrices(nodes, request.links)
 
     def problem(num_sequences: int) -> PathProblem:
-        times: dict[int, PartTimes] = {}
-        for each in candidates:
-            if id(each.times) not in times:
-                times[id(each.times)] = each.times.decode(num_sequences, context_tokens)
-        parts = [times[id(each.times)] for each in candidates]
+        times = (each.times for each in candidates)
+        parts = once_each(times, lambda each: each.decode(num_sequences, context_tokens))
         num_bytes = np.full_like(latency, step_bytes(num_sequences, hidden_size))
         num_bytes[-1, :] = num_bytes[:, -1] = header_bytes(num_sequences)
         busy = num_bytes * seconds_per_byte

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 from potluck.models.work import num_visible, share_of_experts
 from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed
 from potluck.placement.work import ModelWork, PartWork
 from potluck.types.placement import Basis
 from potluck.types.speed import StepTime
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 LEAST_SECONDS = 1e-9
 """The minimum time of any part: no time is 0."""
@@ -32,6 +36,14 @@ _SAMPLES_OF_PRIOR = 4.0
 _SAMPLES_OF_SERVED = 8
 _MOST_STEP_TIMES = 1000
 """The maximum number of step times of a unit that are considered."""
+
+
+def once_each(values: Iterable[_T], result_of: Callable[[_T], _R]) -> list[_R]:
+    """Return the result for each value; it is computed once for values that are one object."""
+    ordered = list(values)
+    distinct = {id(each): each for each in ordered}
+    results = {key: result_of(each) for key, each in distinct.items()}
+    return [results[id(each)] for each in ordered]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,30 +196,20 @@ class UnitTimes:
         speed, work = self.speed, self.work
         scale = factor / speed.usable_share
         model_bytes = work.num_bytes
-        seconds: dict[int, float] = {}
-        for part in work.layers:
-            if id(part) not in seconds:
-                seconds[id(part)] = _bounded(
-                    scale
-                    * (
-                        speed.layer_seconds.value
-                        + part_seconds(
-                            speed,
-                            part,
-                            num_tokens,
-                            context_tokens,
-                            model_bytes,
-                            is_prompt=is_prompt,
-                        )
-                    )
-                )
+
+        def layer_seconds(part: PartWork) -> float:
+            computing = part_seconds(
+                speed, part, num_tokens, context_tokens, model_bytes, is_prompt=is_prompt
+            )
+            return _bounded(scale * (speed.layer_seconds.value + computing))
+
         head = _product_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
         head += num_wanted * work.config.vocab_size * speed.seconds_per_logit
         embedding = num_tokens * work.hidden_size * speed.seconds_per_embedded_value
         return PartTimes(
             item_seconds=(
                 _bounded(scale * embedding),
-                *(seconds[id(part)] for part in work.layers),
+                *once_each(work.layers, layer_seconds),
                 _bounded(scale * head),
             ),
             stage_seconds=_bounded(scale * speed.step_seconds.value),
