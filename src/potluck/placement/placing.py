@@ -207,7 +207,7 @@ class Placement:
         request = self._request(counted, size)
         plan = place(request)
         if plan is None:
-            raise does_not_fit(self._credited(counted), counted.mixed.cost)
+            raise does_not_fit(counted.credited(self._units), counted.mixed)
         return self._of_plan(plan, counted, size, request)
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
@@ -223,7 +223,7 @@ class Placement:
 
     def _by_memory(self, size: StageSize, *, with_reserve: bool) -> Placed:
         counted = self._count(size, with_reserve=with_reserve, released_stages=self._held)
-        plan = self._placed_apart(self._credited(counted), counted.mixed.cost)
+        plan = self._placed_apart(counted.credited(self._units), counted.mixed)
         request = self._request(counted, size)
         prediction = self._predicted(plan.stages, request)
         return self._of_plan(replace(plan, prediction=prediction), counted, size, request)
@@ -253,14 +253,22 @@ class Placement:
         return plan
 
     def _of_plan(
-        self, plan: Plan, counted: CountedOffers, size: StageSize, request: PlaceRequest
+        self,
+        plan: Plan,
+        counted: CountedOffers,
+        size: StageSize,
+        request: PlaceRequest,
+        *,
+        needs_room: bool | None = None,
     ) -> Placed:
+        if needs_room is None:
+            needs_room = bool(self._held) and not self._has_room_beside(plan, size)
         return Placed(
             plan=plan,
             quantization=size.quantization,
             rejections=self._rejections(plan, counted, request, size),
             request=request,
-            needs_room=bool(self._held) and not self._has_room_beside(plan, size),
+            needs_room=needs_room,
         )
 
     def _rejections(
@@ -319,7 +327,7 @@ class Placement:
             size, with_reserve=with_reserve, released_stages=others if needs_room else ()
         )
         plan = keep_and_fill(
-            keeping, self._credited(counted), counted.mixed.cost, self._fill(counted, size)
+            keeping, counted.credited(self._units), counted.mixed, self._fill(counted, size)
         )
         if plan is None:
             return None
@@ -327,13 +335,7 @@ class Placement:
         everything = self._count(size, with_reserve=True, released_stages=self._held)
         request = self._request(everything, size)
         plan = replace(plan, prediction=self._predicted(plan.stages, request))
-        return Placed(
-            plan=plan,
-            quantization=size.quantization,
-            rejections=self._rejections(plan, counted, request, size),
-            request=request,
-            needs_room=needs_room,
-        )
+        return self._of_plan(plan, counted, size, request, needs_room=needs_room)
 
     def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
         """Return how gaps are filled: by speed if that counts, otherwise by memory."""
@@ -356,9 +358,6 @@ class Placement:
             with_reserve=with_reserve,
             released_stages=released_stages,
         )
-
-    def _credited(self, counted: CountedOffers) -> tuple[UnitOffer, ...]:
-        return counted.credited({place: sort_of(unit) for place, unit in self._units.items()})
 
     def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
         """Return the candidates to choose from, with times."""
