@@ -81,7 +81,7 @@ class Restorer:
         if restoration is None:
             sequence.num_sought_blocks = None
             return False
-        sequence.awaited = restoration.blocks[-1].full_hash
+        sequence.awaited = restoration.blocks[-1].hash
         state = None if self._states is None else self._states.pool.reserve()
         self._due.append(_Seeking(sequence, restoration, start + count, state))
         return True
@@ -93,7 +93,7 @@ class Restorer:
         return Step(
             step_id=step_id,
             slices=(),
-            restores=tuple(each.hashed for each in seeking.restoration.blocks),
+            restores=seeking.restoration.blocks,
             restored_state=seeking.state,
         )
 
@@ -103,7 +103,7 @@ class Restorer:
         if seeking is None:
             return
         sequence, restoration = seeking.sequence, seeking.restoration
-        self._blocks.insert_restored(restoration, num_restored)
+        self._blocks.insert_restored(sequence, restoration, num_restored)
         lacks_some = num_restored < len(restoration.blocks)
         sequence.num_sought_blocks = None if lacks_some else seeking.end
         if self._states is None or seeking.state is None:

@@ -246,7 +246,7 @@ class Scheduler:
             copies=tuple(builder.copies),
             state_copies=tuple(builder.state_copies),
             state_saves=state_saves,
-            saves=tuple(each.hashed for each in saves),
+            saves=saves,
             cancels=self._drafting.cancel(void),
         )
         self._closing.clear()
