@@ -27,6 +27,9 @@ from potluck.types.placement import Plan, Prediction, Preferences, Rejection
 from potluck.types.stage import StagePlan, StageSize
 from potluck.weights.report import remark_lines
 
+_EXPECTED_TOKENS = 512
+"""The assumed length of a sequence, and of a prompt, if future ones are unknown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
@@ -115,10 +118,6 @@ def as_mapped(
         else None
         for stage in stages
     )
-
-
-_EXPECTED_TOKENS = 512
-"""The assumed length of a sequence, and of a prompt, if future ones are unknown."""
 
 
 def size_of(config: ModelConfig, record: DeploymentRecord) -> StageSize:
