@@ -213,7 +213,7 @@ def mixed_cost(costs: Sequence[ModelCost]) -> ModelCost:
     on the same stage is the minimum over all sorts. The fixed cost of a stage (its process and
     scratch) often differs a lot between backends, so units that take less are credited with the
     difference (``CountedOffers.credited``). A stage is counted exactly only once it is assigned to
-    a unit (``planned.planned_model``).
+    a unit (``planned.planned_stages``).
     """
     most = ModelCost.largest(costs)
     # The credit is also subtracted from the cost of a lone end, so that cost has to include it.

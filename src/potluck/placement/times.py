@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
 from potluck.models.work import num_visible, share_of_experts
-from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed
+from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed, interpolated
 from potluck.placement.work import ModelWork, PartWork
 from potluck.types.placement import Basis
 from potluck.types.speed import StepTime
@@ -102,17 +102,8 @@ class Correction:
         """Return the factor, interpolated on a logarithmic scale; 1 if nothing was measured."""
         if not self.num_tokens:
             return 1.0
-        x = math.log(max(1, num_tokens))
-        before = (math.log(self.num_tokens[0]), math.log(self.factors[0]))
-        if x <= before[0]:
-            return math.exp(before[1])
-        for tokens, factor in zip(self.num_tokens[1:], self.factors[1:], strict=True):
-            point = (math.log(tokens), math.log(factor))
-            if x <= point[0]:
-                share = (x - before[0]) / (point[0] - before[0])
-                return math.exp(before[1] + share * (point[1] - before[1]))
-            before = point
-        return math.exp(before[1])
+        points = zip(map(math.log, self.num_tokens), map(math.log, self.factors), strict=True)
+        return math.exp(interpolated(points, math.log(max(1, num_tokens))))
 
     def is_served(self, num_tokens: int) -> bool:
         """Return whether enough steps of about this many tokens were measured."""
@@ -167,7 +158,7 @@ class UnitTimes:
         )
 
     def corrected(self, step_times: Iterable[StepTime]) -> UnitTimes:
-        """Return these times, corrected by what workers measured for models of this shape.
+        """Return these uncorrected times, corrected by what workers measured for this shape.
 
         Implausible figures, which another node sent, are ignored.
         """
@@ -175,12 +166,10 @@ class UnitTimes:
         believed = [each for each in first if each.is_plausible]
         decodes = [each for each in believed if each.num_tokens == each.num_sequences]
         prefills = [each for each in believed if each.num_tokens > each.num_sequences]
-        plain = UnitTimes(work=self.work, speed=self.speed)
-        return UnitTimes(
-            work=self.work,
-            speed=self.speed,
-            decode_correction=_correction(plain, decodes),
-            prefill_correction=_correction(plain, prefills),
+        return replace(
+            self,
+            decode_correction=_correction(self, decodes),
+            prefill_correction=_correction(self, prefills),
         )
 
     def _times(

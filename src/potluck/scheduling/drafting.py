@@ -79,15 +79,15 @@ class Drafting:
         self._cancelled.clear()
         self.lengths = self._new_lengths(num_steps)
 
-    def record(self, seconds: float, step: StepInFlight) -> None:
+    def record(self, seconds: float, in_flight: StepInFlight) -> None:
         """Record that a step took ``seconds`` since it was formed, or since the end of the one
         before.
         """
-        is_decode = not any(part.num_chunk_tokens for part in step.scheduled)
-        if step.scheduled and is_decode and step.is_telling:
-            num_sequences = len(step.scheduled)
-            kind = replace(step.kind, num_sequences=num_sequences)
-            self.lengths.record(seconds, kind, step.num_tokens - num_sequences)
+        is_decode = not any(part.num_chunk_tokens for part in in_flight.scheduled)
+        if in_flight.scheduled and is_decode and in_flight.is_telling:
+            num_sequences = len(in_flight.scheduled)
+            kind = replace(in_flight.kind, num_sequences=num_sequences)
+            self.lengths.record(seconds, kind, in_flight.step.num_tokens - num_sequences)
 
     def begin(self, builder: StepBuilder, num_sequences: int, num_decoding: int) -> None:
         """Begin a step with ``num_sequences`` of ``num_decoding`` that decode."""
@@ -184,8 +184,8 @@ class Drafting:
         """Return which of these steps are to be cancelled, each only once."""
         steps = tuple(
             step_id
-            for step_id, step in void.items()
-            if step.can_be_skipped and step_id not in self._cancelled
+            for step_id, each in void.items()
+            if each.step.can_be_skipped and step_id not in self._cancelled
         )
         self._cancelled.update(steps)
         self._totals.num_cancelled += len(steps)

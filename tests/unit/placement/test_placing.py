@@ -26,7 +26,7 @@ from potluck.errors import (
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, shapes_of
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
-from potluck.placement.planned import planned_model
+from potluck.placement.planned import planned_stages
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Objective, Quantization
@@ -261,8 +261,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
     found = placed(profile, *nodes)
     assert len(found.plan.stages) == 2
     size = replace(SIZE, is_mapped=True)
-    counted = planned_model(found.plan, size, nodes, (), counting_of(profile, costs))
-    for stage in counted.stages:
+    for stage in planned_stages(found.plan.stages, size, nodes, counting_of(profile, costs)):
         (own,) = next(each for each in nodes if each.node_id == stage.node_id).units
         assert stage.plan.memory.total_bytes <= own.usable_bytes
         # What can be mapped is, and what cannot is loaded.
