@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from potluck.models.program import program_to_count
 from potluck.placement.cuts import shard_of
 from potluck.placement.work import (
     LoadedBytes,
@@ -34,9 +35,6 @@ from potluck.types.program import (
 )
 from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat, TensorInfo
-
-BuildProgram = Callable[[Shard], Program]
-"""Builds the program of a shard for counting (``models.program.program_to_count``)."""
 
 ValueBytes = Callable[[TensorFormat], float]
 """Returns the bytes of a value in the form read by products with weights of a format."""
@@ -86,11 +84,9 @@ class DividedWork:
 
 def divided_work(
     profile: ModelProfile,
-    quantization: Quantization,
     loaded_bytes: LoadedBytes,
     whole: ModelWork,
     shares: tuple[int, ...],
-    build: BuildProgram,
     value_bytes: ValueBytes,
 ) -> DividedWork:
     """Return the work of the members of a group with these ``shares``.
@@ -102,9 +98,12 @@ def divided_work(
     needs_embedding = 0 in config.no_cuts
 
     def walk(shard: Shard) -> _Walked:
+        programs = (
+            program_to_count(config, part, context_tokens=1) for part in shard.divided(shares)
+        )
         counted = [
-            _MemberWalk(profile, quantization, loaded_bytes, build(part), value_bytes).walked()
-            for part in shard.divided(shares)
+            _MemberWalk(profile, whole.quantization, loaded_bytes, each, value_bytes).walked()
+            for each in programs
         ]
         return _Walked.of(counted, shard)
 

@@ -113,52 +113,24 @@ class GroupTimes:
 
     def decode(self, num_sequences: int = 1, context_tokens: int = 512) -> PartTimes:
         """Return the times of a step that decodes; see ``UnitTimes.decode``."""
-        num_sequences = max(1, num_sequences)
-        alone = [each.decode(num_sequences, context_tokens) for each in self.members]
-        factors = [each.decode_correction.at(num_sequences) for each in self.members]
-        return self._times(
-            alone,
-            factors,
-            num_tokens=num_sequences,
-            num_wanted=num_sequences,
-            context_tokens=context_tokens,
-            is_prompt=False,
-        )
+        return self._step(max(1, num_sequences), context_tokens, is_prompt=False)
 
     def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
         """Return the times of a chunk of a prompt; see ``UnitTimes.prefill``."""
         num_tokens = max(1, num_tokens)
-        context_tokens = max(context_tokens, num_tokens)
-        alone = [each.prefill(num_tokens, context_tokens) for each in self.members]
-        factors = [each.prefill_correction.at(num_tokens) for each in self.members]
-        return self._times(
-            alone,
-            factors,
-            num_tokens=num_tokens,
-            num_wanted=1,
-            context_tokens=context_tokens,
-            is_prompt=True,
-        )
+        return self._step(num_tokens, max(context_tokens, num_tokens), is_prompt=True)
 
-    def _times(
-        self,
-        alone: list[PartTimes],
-        factors: list[float],
-        *,
-        num_tokens: int,
-        num_wanted: int,
-        context_tokens: int,
-        is_prompt: bool,
-    ) -> PartTimes:
+    def _step(self, num_tokens: int, context_tokens: int, *, is_prompt: bool) -> PartTimes:
+        alone = [
+            each.step(num_tokens, context_tokens, is_prompt=is_prompt) for each in self.members
+        ]
+        factors = [each.correction(is_prompt=is_prompt).at(num_tokens) for each in self.members]
+        num_wanted = 1 if is_prompt else num_tokens
         exchange_seconds = tuple(self._exchange_seconds(num_tokens, num_wanted))
 
         def item_seconds(scales: list[float]) -> list[float]:
             computing = self._computing_seconds(
-                scales,
-                num_tokens=num_tokens,
-                num_wanted=num_wanted,
-                context_tokens=context_tokens,
-                is_prompt=is_prompt,
+                scales, num_tokens, num_wanted, context_tokens, is_prompt=is_prompt
             )
             return [
                 max(LEAST_SECONDS, each + exchange)
@@ -187,10 +159,10 @@ class GroupTimes:
     def _computing_seconds(
         self,
         scales: list[float],
-        *,
         num_tokens: int,
         num_wanted: int,
         context_tokens: int,
+        *,
         is_prompt: bool,
     ) -> list[float]:
         """Return the seconds between exchanges, by item; each member is slower by its scale."""

@@ -60,11 +60,9 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
     ) -> DividedWork:
         return divided_work(
             profile,
-            quantization,
             cost_of(backend).loaded_bytes,
             work(quantization, backend),
             shares,
-            lambda shard: program_to_count(profile.config, shard, context_tokens=1),
             lambda format: EXCHANGED_BYTES[
                 operands_of(format, is_fast=arithmetic is not Arithmetic.EXACT)
             ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 from potluck.engines.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
@@ -78,7 +78,7 @@ class Placement:
         self._counting = counting
         self._snapshot = snapshot
         self._held = snapshot.held
-        self._able_in: dict[Quantization, Sifted] = {}
+        self._able = cache(partial(_of_able_backends, counting, snapshot.able))
         self._units = units_by_id(snapshot.able)
         hosts = {report.node_id: report.host_id for report in snapshot.reports}
         self._links = snapshot.links or link_table(snapshot.speeds.values(), hosts)
@@ -145,7 +145,9 @@ class Placement:
         """
         usable = {
             (report.node_id, unit.unit_id): self._on_unit(size, unit)
-            for report, unit in usable_units(self._able(size).reports, with_reserve=True)
+            for report, unit in usable_units(
+                self._able(size.quantization).reports, with_reserve=True
+            )
         }
         fitting = [
             each
@@ -181,13 +183,6 @@ class Placement:
         row = [self._snapshot.coordinator, *leaders, self._snapshot.coordinator]
         return next((pair for pair in pairwise(row) if self._links.is_closed(*pair)), None)
 
-    def _able(self, size: StageSize) -> Sifted:
-        found = self._able_in.get(size.quantization)
-        if found is None:
-            found = _of_able_backends(self._counting, self._snapshot.able, size.quantization)
-            self._able_in[size.quantization] = found
-        return found
-
     def _on_unit(self, size: StageSize, unit: UnitReport) -> StageSize:
         return on_unit(size, unit, self._counting.abilities(unit.backend))
 
@@ -212,7 +207,7 @@ class Placement:
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
         """Return a placement on the units that serve, or if necessary also on those in reserve."""
-        able = self._able(size).reports
+        able = self._able(size.quantization).reports
         num_units = [len(usable_units(able, with_reserve=each)) for each in (False, True)]
         if 0 < num_units[0] < num_units[1]:
             try:
@@ -277,7 +272,7 @@ class Placement:
         """Return the units that are not offered, and those that have no stage, with the reasons."""
         from potluck.placement.explain import unused_units  # most agents never plan
 
-        rejections = (*self._able(size).rejections, *counted.offered.rejections)
+        rejections = (*self._able(size.quantization).rejections, *counted.offered.rejections)
         explained = {each.unit for each in (*rejections, *plan.rejections)}
         return (
             *rejections,
@@ -353,7 +348,7 @@ class Placement:
         return count_offers(
             self._counting,
             self._snapshot.reports,
-            self._able(size).reports,
+            self._able(size.quantization).reports,
             size,
             with_reserve=with_reserve,
             released_stages=released_stages,
@@ -385,7 +380,7 @@ class Placement:
             preferences=self._snapshot.preferences,
             max_step_tokens=size.max_step_tokens,
             pools=counted.offered.pools,
-            divide=self._divide(size, counted),
+            divide=self._divide(counted),
         )
 
     def _divided_cost(self, size: StageSize) -> DividedCost | None:
@@ -406,7 +401,7 @@ class Placement:
 
         return cost
 
-    def _divide(self, size: StageSize, counted: CountedOffers) -> Divide | None:
+    def _divide(self, counted: CountedOffers) -> Divide | None:
         """Return the work of group members; the backends that can join have one arithmetic."""
         count = self._counting.divided
         own = next(

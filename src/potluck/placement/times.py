@@ -127,17 +127,7 @@ class UnitTimes:
 
         Each sees ``context_tokens`` positions, including its own.
         """
-        num_sequences = max(1, num_sequences)
-        factor = self.decode_correction.at(num_sequences)
-        is_served = self.decode_correction.is_served(num_sequences)
-        return self._times(
-            num_tokens=num_sequences,
-            num_wanted=num_sequences,
-            context_tokens=context_tokens,
-            is_prompt=False,
-            factor=factor,
-            basis=Basis.SERVED if is_served else self.speed.decode_basis,
-        )
+        return self.step(max(1, num_sequences), context_tokens, is_prompt=False)
 
     def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
         """Return the times of a step with a chunk of ``num_tokens`` of one prompt.
@@ -146,16 +136,7 @@ class UnitTimes:
         is sampled after the last one.
         """
         num_tokens = max(1, num_tokens)
-        factor = self.prefill_correction.at(num_tokens)
-        is_served = self.prefill_correction.is_served(num_tokens)
-        return self._times(
-            num_tokens=num_tokens,
-            num_wanted=1,
-            context_tokens=max(context_tokens, num_tokens),
-            is_prompt=True,
-            factor=factor,
-            basis=Basis.SERVED if is_served else self.speed.prefill_basis,
-        )
+        return self.step(num_tokens, max(context_tokens, num_tokens), is_prompt=True)
 
     def corrected(self, step_times: Iterable[StepTime]) -> UnitTimes:
         """Return these uncorrected times, corrected by what workers measured for this shape.
@@ -172,18 +153,17 @@ class UnitTimes:
             prefill_correction=_correction(self, prefills),
         )
 
-    def _times(
-        self,
-        *,
-        num_tokens: int,
-        num_wanted: int,
-        context_tokens: int,
-        is_prompt: bool,
-        factor: float,
-        basis: Basis,
-    ) -> PartTimes:
+    def correction(self, *, is_prompt: bool) -> Correction:
+        """Return the correction of a step of one prompt, or of one that decodes."""
+        return self.prefill_correction if is_prompt else self.decode_correction
+
+    def step(self, num_tokens: int, context_tokens: int, *, is_prompt: bool) -> PartTimes:
+        """Return the times of a step of one prompt (``prefill``), or of one that decodes."""
         speed, work = self.speed, self.work
-        scale = factor / speed.usable_share
+        correction = self.correction(is_prompt=is_prompt)
+        basis = speed.prefill_basis if is_prompt else speed.decode_basis
+        num_wanted = 1 if is_prompt else num_tokens
+        scale = correction.at(num_tokens) / speed.usable_share
         model_bytes = work.num_bytes
 
         def layer_seconds(part: PartWork) -> float:
@@ -202,7 +182,7 @@ class UnitTimes:
                 _bounded(scale * head),
             ),
             stage_seconds=_bounded(scale * speed.step_seconds.value),
-            basis=basis,
+            basis=Basis.SERVED if correction.is_served(num_tokens) else basis,
             usable_share=speed.usable_share,
             quota_period_seconds=speed.quota_period_seconds,
         )
