@@ -142,14 +142,14 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     # Groups become candidates of their own; units without a stage keep their order.
     found = arranged(request, plan.stages)
     places = {each.unit: index for index, each in enumerate(found.request.candidates)}
+    own = {index: places[request.candidates[index].unit] for index in unused}
     additions = best_additions(
         problem_of(found.request, 1),
         _loaded_problem(found.request, prediction),
         found.cuts,
-        [places[request.candidates[index].unit] for index in unused],
-        {places[request.candidates[index].unit]: usable[index] for index in unused},
+        {place: usable[index] for index, place in own.items()},
     )
-    least = {index: additions[places[request.candidates[index].unit]] for index in unused}
+    least = {index: additions[place] for index, place in own.items()}
     if found.groups:
         least = _with_joining(request, found, least)
 

@@ -40,15 +40,14 @@ def best_additions(
     problem: PathProblem,
     loaded: tuple[PathProblem, int],
     cuts: Sequence[Cut],
-    units: Sequence[int],
-    usable_bytes: Mapping[int, int] | Sequence[int],
+    usable_bytes: Mapping[int, int],
 ) -> dict[int, UnitAddition | None]:
     """Return the best choice for each unit; None for a unit that has no room for a layer.
 
     ``problem`` is that of a step of one sequence, and ``loaded`` that of a step when all streams
-    decode, with the number of steps in flight. ``usable_bytes`` are those of the ``units``, by
-    their indices.
+    decode, with the number of steps in flight. ``usable_bytes`` are by the indices of the units.
     """
+    units = tuple(usable_bytes)
     loaded_problem, in_flight = loaded
     base_seconds = problem.path_seconds(tuple(cuts))
     result: dict[int, UnitAddition | None] = {}
