@@ -56,18 +56,18 @@ yet. The scores of a vocabulary take a megabyte."""
 class FileHead:
     """The first ``num_bytes`` of a file, stored at ``path``. Not thread-safe.
 
-    Raise ``PotluckError`` if no valid data is stored there.
+    Raise ``PotluckError`` if no valid data is stored there, or more than ``most_bytes``.
 
     A description, a profile, the weights and the vocabulary each read a file's header again, some
     of them long after its bytes were fetched. The data that is read from the beginning of a file
     until it is first released is stored in another file, after its SHA-256.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_bytes: int) -> None:
         self._file = ReadOnlyFile(path)
         self.num_bytes = self._file.size - _DIGEST_BYTES
         try:
-            self._check()
+            self._check(min(most_bytes, MAX_HEAD_BYTES))
         except BaseException:
             self._file.close()
             raise
@@ -84,26 +84,14 @@ class FileHead:
         """Close it permanently. Idempotent."""
         self._file.close()
 
-    def _check(self) -> None:
-        if not 0 <= self.num_bytes <= MAX_HEAD_BYTES:
+    def _check(self, most_bytes: int) -> None:
+        if not 0 <= self.num_bytes <= most_bytes:
             raise PotluckError(f"{self._file.path} is not the head of a file")
         digest = hashlib.sha256()
         for piece in _pieces(self._file, _DIGEST_BYTES, self._file.size):
             digest.update(piece)
         if digest.digest() != read_bytes(self._file, 0, _DIGEST_BYTES):
             raise PotluckError(f"{self._file.path} is damaged")
-
-
-def open_head(path: Path, most_bytes: int) -> FileHead | None:
-    """Open the head stored at ``path``; None if it is missing, invalid or above ``most_bytes``."""
-    try:
-        head = FileHead(path)
-    except PotluckError:
-        return None
-    if head.num_bytes > most_bytes:
-        head.close()
-        return None
-    return head
 
 
 class HeadRecorder:
@@ -218,8 +206,9 @@ class ContentFile:
         self._head: FileHead | None = None
         self._recorder: HeadRecorder | None = None
         if head is not None:
-            self._head = open_head(head, content.num_bytes)
-            if self._head is None:
+            try:
+                self._head = FileHead(head, content.num_bytes)
+            except PotluckError:
                 self._recorder = HeadRecorder(head, num_more_bytes=num_more_bytes)
 
     def read_into(self, offset: int, out: memoryview) -> None:

@@ -8,7 +8,7 @@ additional stages on units that have room. A unit may then have several stages.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -127,35 +127,29 @@ def _whole_groups(
     If there are several holders of one part, it is the one of the highest rank whose unit has no
     other part.
     """
-    groups: dict[HeldStage, list[Holding]] = {}
+    groups: defaultdict[tuple[HeldStage, tuple[int, ...]], defaultdict[int, list[Holding]]]
+    groups = defaultdict(lambda: defaultdict(list))
     for each in sorted(holdings, key=rank, reverse=True):
         part = each.stage.part
         if part is None:
             yield (each,)
         else:
-            leading = replace(part, member=0)
             common = msgspec.structs.replace(
                 each.stage,
                 epoch=_NO_EPOCH,
                 unit_id=UnitId(""),
-                part=leading,
+                part=None,
                 num_bytes=0,
                 device_bytes=0,
                 is_mapped=False,
             )
-            groups.setdefault(common, []).append(each)
-    for common, held in groups.items():
+            groups[common, part.shares][part.member].append(each)
+    for (_, shares), held in groups.items():
         members: list[Holding] = []
-        for member in range(len(common.part.shares) if common.part is not None else 0):
+        for member in range(len(shares)):
             units = {each.unit for each in members}
-            members += [
-                each
-                for each in held
-                if each.stage.part is not None
-                and each.stage.part.member == member
-                and each.unit not in units
-            ][:1]
-        if common.part is not None and len(members) == len(common.part.shares):
+            members += [each for each in held[member] if each.unit not in units][:1]
+        if len(members) == len(shares):
             yield tuple(members)
 
 
