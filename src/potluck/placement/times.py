@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from potluck.models.work import num_visible, share_of_experts
 from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed, interpolated
@@ -88,28 +88,33 @@ class PartTimes:
         return short if fits else self.seconds(start, end)
 
 
+class CorrectionPoint(NamedTuple):
+    """The factor by which steps of ``num_tokens`` take longer than predicted."""
+
+    num_tokens: int
+    factor: float
+    num_samples: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """The factor by which steps take longer than predicted, at ``num_tokens`` in ascending
-    order.
-    """
+    """The factor by which steps take longer than predicted, by tokens in ascending order."""
 
-    num_tokens: tuple[int, ...] = ()
-    factors: tuple[float, ...] = ()
-    num_samples: tuple[int, ...] = ()
+    points: tuple[CorrectionPoint, ...] = ()
 
     def at(self, num_tokens: int) -> float:
         """Return the factor, interpolated on a logarithmic scale; 1 if nothing was measured."""
-        if not self.num_tokens:
+        if not self.points:
             return 1.0
-        points = zip(map(math.log, self.num_tokens), map(math.log, self.factors), strict=True)
+        points = ((math.log(each.num_tokens), math.log(each.factor)) for each in self.points)
         return math.exp(interpolated(points, math.log(max(1, num_tokens))))
 
     def is_served(self, num_tokens: int) -> bool:
         """Return whether enough steps of about this many tokens were measured."""
         return any(
-            count >= _SAMPLES_OF_SERVED and tokens / 2 <= num_tokens <= tokens * 2
-            for tokens, count in zip(self.num_tokens, self.num_samples, strict=True)
+            each.num_samples >= _SAMPLES_OF_SERVED
+            and each.num_tokens / 2 <= num_tokens <= each.num_tokens * 2
+            for each in self.points
         )
 
 
@@ -268,17 +273,12 @@ def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:
         nearest = _ratio(times.speed, each.seconds, _predicted(times, each))
         bounded = min(max(nearest, 1 / _MOST_RATIO), _MOST_RATIO)
         by_tokens.setdefault(each.num_tokens, []).append((bounded, each.num_samples))
-    num_tokens = sorted(by_tokens)
-    factors, counts = [], []
-    for tokens in num_tokens:
-        ratios = by_tokens[tokens]
+    points = []
+    for num_tokens, ratios in sorted(by_tokens.items()):
         count = sum(samples for _, samples in ratios)
         weight = count / (count + _SAMPLES_OF_PRIOR)
-        factors.append(_weighted_median(ratios) ** weight)
-        counts.append(count)
-    return Correction(
-        num_tokens=tuple(num_tokens), factors=tuple(factors), num_samples=tuple(counts)
-    )
+        points.append(CorrectionPoint(num_tokens, _weighted_median(ratios) ** weight, count))
+    return Correction(points=tuple(points))
 
 
 def _predicted(times: UnitTimes, step: StepTime) -> float:
