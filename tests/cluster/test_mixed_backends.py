@@ -66,7 +66,7 @@ def limits_for(
     counting = counting_of(profile, lambda backend: cost_of(backend, table))
     costs = [model_cost(counting, each) for each in sizes]
     mixed = mixed_cost(costs)
-    held = sum(mixed.cost.layer_bytes) + mixed.cost.embedding_bytes + mixed.cost.head_bytes
+    held = sum(mixed.layer_bytes) + mixed.embedding_bytes + mixed.head_bytes
     own = {
         spec.name: cost.scratch_bytes + cost.process_bytes
         for spec, cost in zip(table, costs, strict=True)

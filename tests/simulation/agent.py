@@ -91,6 +91,7 @@ _PROFILE = cast(
         config=SimpleNamespace(
             vocab_size=VOCAB_SIZE,
             hidden_size=8,
+            no_cuts=frozenset(),
             num_layers=NUM_LAYERS,
             max_context_tokens=256,
             has_logits=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +20,7 @@ from potluck.catalog.hub import (
 )
 from potluck.catalog.hub_cache import Snapshot
 from potluck.catalog.hub_client import files_or_heads
-from potluck.catalog.locate import HubModel, ModelFiles, files_on_hub, locate_model, parse_hub_id
+from potluck.catalog.locate import ModelFiles, files_on_hub, locate_model, parse_hub_id
 from potluck.catalog.manifest_view import ManifestView
 from potluck.catalog.manifests import weights_file
 from potluck.catalog.sampling_defaults import (
@@ -85,7 +84,7 @@ def describe_model(name: str) -> ModelDescription:
     A model that cannot be run is refused. Raise ``ModelNotFoundError``, ``ModelFileError`` and
     ``UnsupportedModelError``.
     """
-    return describe_files(locate_model(name, _find_on_hub))
+    return describe_files(_located(name))
 
 
 def find_files(name: str) -> ModelFiles:
@@ -94,7 +93,7 @@ def find_files(name: str) -> ModelFiles:
     Raise ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` if a
     repository has no weights that this build can read.
     """
-    return locate_model(name, partial(_find_on_hub, is_checked=False))
+    return _located(name, is_checked=False)
 
 
 def describe_files(files: ModelFiles) -> ModelDescription:
@@ -252,7 +251,11 @@ def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
     return _read_gguf_header(files, gguf.read_fill_in_tokens)
 
 
-def _find_on_hub(model: HubModel, *, is_checked: bool = True) -> Snapshot:
+def _located(name: str, *, is_checked: bool = True) -> ModelFiles:
+    """Return the files of MODEL; those of a hub model that describe it are downloaded."""
+    model = locate_model(name)
+    if isinstance(model, ModelFiles):
+        return model
     snapshot = find_snapshot(model)
     if model.gguf_in(snapshot) is None:
         fetch_small_files(
@@ -260,7 +263,7 @@ def _find_on_hub(model: HubModel, *, is_checked: bool = True) -> Snapshot:
             check_config=read_config if is_checked else _accept,
             check_tokenizer=read_tokenizer if is_checked else _accept,
         )
-    return snapshot
+    return files_on_hub(name, model, snapshot)
 
 
 def _accept(directory: Path) -> None:

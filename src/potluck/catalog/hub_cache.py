@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from secrets import token_hex
 
@@ -145,15 +145,10 @@ def _own_directory(repo_id: str, commit: str) -> Path:
 
 def _read(path: Path, most_bytes: int) -> bytes:
     try:
-        file = ReadOnlyFile(path)
+        with closing(ReadOnlyFile(path)) as file:
+            return read_bytes(file, 0, file.size) if file.size <= most_bytes else b""
     except PotluckError:
         return b""
-    try:
-        return read_bytes(file, 0, file.size) if file.size <= most_bytes else b""
-    except PotluckError:
-        return b""
-    finally:
-        file.close()
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -36,6 +36,9 @@ _PAUSE_SECONDS = (1.0, 2.0, 4.0)
 _MOST_SECONDS = 60.0
 """A longer wait is an error: the user may prefer to set a token, or try again later."""
 
+_LEAST_BYTES = 128 * 2**10
+"""Enough for the whole header of most safetensors files, so that one request suffices."""
+
 _DISK_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 )
@@ -249,10 +252,6 @@ def _out_of_reach(name: str, reason: str) -> ModelNotFoundError:
         hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or copy the model's directory to "
         "this machine",
     )
-
-
-_LEAST_BYTES = 128 * 2**10
-"""Enough for the whole header of most safetensors files, so that one request suffices."""
 
 
 def files_or_heads(snapshot: Snapshot) -> OpenFile:

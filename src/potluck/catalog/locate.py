@@ -9,7 +9,7 @@ files take precedence over a hub id of the same name. No file of a model is pars
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -220,12 +220,8 @@ class HubModel:
         return self.filename or listing.lone_gguf()
 
 
-FindOnHub = Callable[[HubModel], Snapshot]
-"""Finds a model's files on the hub, and downloads those that are needed to describe it."""
-
-
-def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
-    """Find MODEL, with a request to the hub if it is a hub id.
+def locate_model(name: str) -> ModelFiles | HubModel:
+    """Return the files of MODEL on this disk, or the model that it names if it is a hub id.
 
     Raise ``ModelNotFoundError``, and ``ModelFileError`` if it cannot be accessed.
     """
@@ -245,7 +241,7 @@ def locate_model(name: str, find_on_hub: FindOnHub) -> ModelFiles:
             f"no model found at {name}",
             hint="give a directory with a model, a .gguf file, a hub id (org/name), or demo",
         )
-    return files_on_hub(name, hub_model, find_on_hub(hub_model))
+    return hub_model
 
 
 def locate_on_disk(name: str) -> ModelFiles | None:
@@ -253,18 +249,8 @@ def locate_on_disk(name: str) -> ModelFiles | None:
 
     Raise the errors of ``locate_model``.
     """
-
-    def is_on_hub(model: HubModel) -> Snapshot:
-        raise _OnHubError
-
-    try:
-        return locate_model(name, is_on_hub)
-    except _OnHubError:
-        return None
-
-
-class _OnHubError(Exception):
-    """The MODEL is a hub id."""
+    found = locate_model(name)
+    return found if isinstance(found, ModelFiles) else None
 
 
 def files_on_hub(name: str, model: HubModel, snapshot: Snapshot) -> ModelFiles:

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -22,7 +22,7 @@ from typing import BinaryIO, Protocol
 from potluck.catalog.file_names import SMALL_FILES
 from potluck.catalog.manifests import check_manifest, manifest_digest
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
-from potluck.formats.files import ReadableFile, ReadOnlyFile
+from potluck.formats.files import ByteFile, ReadableFile, ReadOnlyFile, read_bytes
 from potluck.formats.gguf import is_gguf
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
 from potluck.host.cache_folder import cache_path
@@ -56,18 +56,18 @@ yet. The scores of a vocabulary take a megabyte."""
 class FileHead:
     """The first ``num_bytes`` of a file, stored at ``path``. Not thread-safe.
 
-    Raise ``PotluckError`` if no valid data is stored there.
+    Raise ``PotluckError`` if no valid data is stored there, or more than ``most_bytes``.
 
     A description, a profile, the weights and the vocabulary each read a file's header again, some
     of them long after its bytes were fetched. The data that is read from the beginning of a file
     until it is first released is stored in another file, after its SHA-256.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_bytes: int) -> None:
         self._file = ReadOnlyFile(path)
         self.num_bytes = self._file.size - _DIGEST_BYTES
         try:
-            self._check()
+            self._check(min(most_bytes, MAX_HEAD_BYTES))
         except BaseException:
             self._file.close()
             raise
@@ -84,30 +84,14 @@ class FileHead:
         """Close it permanently. Idempotent."""
         self._file.close()
 
-    def _check(self) -> None:
-        if not 0 <= self.num_bytes <= MAX_HEAD_BYTES:
+    def _check(self, most_bytes: int) -> None:
+        if not 0 <= self.num_bytes <= most_bytes:
             raise PotluckError(f"{self._file.path} is not the head of a file")
         digest = hashlib.sha256()
-        kept = bytearray(_DIGEST_BYTES)
-        self._file.read_into(0, memoryview(kept))
-        for offset in range(0, self.num_bytes, _PIECE_BYTES):
-            piece = bytearray(min(_PIECE_BYTES, self.num_bytes - offset))
-            self.read_into(offset, memoryview(piece))
+        for piece in _pieces(self._file, _DIGEST_BYTES, self._file.size):
             digest.update(piece)
-        if digest.digest() != kept:
+        if digest.digest() != read_bytes(self._file, 0, _DIGEST_BYTES):
             raise PotluckError(f"{self._file.path} is damaged")
-
-
-def open_head(path: Path, most_bytes: int) -> FileHead | None:
-    """Open the head stored at ``path``; None if it is missing, invalid or above ``most_bytes``."""
-    try:
-        head = FileHead(path)
-    except PotluckError:
-        return None
-    if head.num_bytes > most_bytes:
-        head.close()
-        return None
-    return head
 
 
 class HeadRecorder:
@@ -117,7 +101,7 @@ class HeadRecorder:
         """Record to ``path``; ``num_more_bytes`` more bytes are read and stored at the end."""
         self._path = path
         self._num_more_bytes = num_more_bytes
-        self._temporary = path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}.partial")
+        self._temporary = _temporary(path)
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
         self._num_bytes = 0
@@ -135,10 +119,8 @@ class HeadRecorder:
         ):
             return
         try:
-            while self._num_bytes < offset:
-                piece = bytearray(min(_PIECE_BYTES, offset - self._num_bytes))
-                source.read_into(self._num_bytes, memoryview(piece))
-                self._append(memoryview(piece))
+            for piece in _pieces(source, self._num_bytes, offset):
+                self._append(piece)
             self._append(data[self._num_bytes - offset :])
         except OSError:
             self.close()
@@ -149,9 +131,8 @@ class HeadRecorder:
             self.close()
             return
         try:
-            more = bytearray(min(self._num_more_bytes, source.size - self._num_bytes))
-            source.read_into(self._num_bytes, memoryview(more))
-            self._append(memoryview(more))
+            num_more = min(self._num_more_bytes, source.size - self._num_bytes)
+            self._append(read_bytes(source, self._num_bytes, num_more))
             self._file.seek(0)
             self._file.write(self._digest.digest())
             self._file.close()
@@ -169,7 +150,7 @@ class HeadRecorder:
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
 
-    def _append(self, data: memoryview) -> None:
+    def _append(self, data: bytes | memoryview) -> None:
         if self._file is None:
             self._temporary.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._temporary.open("xb")
@@ -225,8 +206,9 @@ class ContentFile:
         self._head: FileHead | None = None
         self._recorder: HeadRecorder | None = None
         if head is not None:
-            self._head = open_head(head, content.num_bytes)
-            if self._head is None:
+            try:
+                self._head = FileHead(head, content.num_bytes)
+            except PotluckError:
                 self._recorder = HeadRecorder(head, num_more_bytes=num_more_bytes)
 
     def read_into(self, offset: int, out: memoryview) -> None:
@@ -311,9 +293,7 @@ class ManifestView:
         self.manifest = manifest
         self.name = name
         self.digest = manifest_digest(manifest)
-        self.contents: Mapping[str, FileContent] = {
-            file.name: file.content for file in manifest.files
-        }
+        self.contents: Mapping[str, FileContent] = manifest.contents
         self._opener = opener
         self._job = job
         self._keep = keep
@@ -415,15 +395,12 @@ class ManifestView:
 
     def _fetch(self, name: str) -> None:
         path, content = self.directory / name, self.contents[name]
-        temporary = path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}.partial")
+        temporary = _temporary(path)
         digest = hashlib.sha256()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._content_file(name)) as source, temporary.open("xb") as target:
-                for offset in range(0, content.num_bytes, _PIECE_BYTES):
-                    piece = bytearray(min(_PIECE_BYTES, content.num_bytes - offset))
-                    with memoryview(piece) as view:
-                        source.read_into(offset, view)
+                for piece in _pieces(source, 0, content.num_bytes):
                     digest.update(piece)
                     target.write(piece)
             if digest.hexdigest() != content.sha256:
@@ -445,6 +422,17 @@ class ManifestView:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
         self._checked.add(name)
+
+
+def _pieces(file: ByteFile, start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes ``[start, end)`` of a file in pieces."""
+    for offset in range(start, end, _PIECE_BYTES):
+        yield read_bytes(file, offset, min(_PIECE_BYTES, end - offset))
+
+
+def _temporary(path: Path) -> Path:
+    """Return the path at which a file is written before it is moved to ``path``."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{token_hex(4)}.partial")
 
 
 def _prune(models: Path, used: Path) -> None:

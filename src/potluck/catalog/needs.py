@@ -190,7 +190,7 @@ class _Locator:
     def __init__(self, files: ModelFiles, manifest: Manifest) -> None:
         self.is_gguf = files.kind is FileKind.GGUF
         self._files = files
-        self._contents = {file.name: file.content for file in manifest.files}
+        self._contents = manifest.contents
         self._found: dict[str, FileContent] = {}  # by path
 
     def content(self, file: ByteFile) -> FileContent:
@@ -228,7 +228,7 @@ def _blocks(
 
 
 def _whole(manifest: Manifest, names: Iterable[str]) -> tuple[ByteRange, ...]:
-    contents = {file.name: file.content for file in manifest.files}
+    contents = manifest.contents
     return tuple(
         (contents[name], 0, contents[name].num_bytes)
         for name in names

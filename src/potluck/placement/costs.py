@@ -17,6 +17,7 @@ from potluck.placement.work import ModelWork
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendAbilities
 from potluck.types.choices import Quantization
+from potluck.types.cluster import NodeUnitId
 from potluck.types.groups import GroupPart
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import ModelCost, UnitOffer, inseparable_layers
@@ -34,7 +35,7 @@ backend cannot run."""
 class Counting:
     """One model, counted for units of every backend.
 
-    ``can_cut_before`` is that of the model's configuration. ``check_backend`` raises
+    ``no_cuts`` is that of the model's configuration. ``check_backend`` raises
     ``UnsupportedModelError`` for a backend that cannot compute the model with its quantization, and
     ``EngineError`` for a backend that this node cannot count; so does ``abilities``, which returns
     the abilities of a backend. ``work`` returns what the parts of the model read and compute on
@@ -43,7 +44,7 @@ class Counting:
     """
 
     num_layers: int
-    can_cut_before: Callable[[int], bool]
+    no_cuts: frozenset[int]
     stage: CountStage
     work: Callable[[StageSize], ModelWork]
     check_backend: Callable[[str, Quantization], None]
@@ -54,7 +55,8 @@ class Counting:
 def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) -> tuple[str, ...]:
     """Return the shapes that a plan may need: in every quantization and arithmetic.
 
-    There are none for backends that this node cannot count or that cannot compute the model.
+    There are none for backends that this node cannot count or that cannot compute the model, and
+    none for a model that lacks a tensor, which ``CountStage`` refuses.
 
     Nodes store their measurements of the model under these shapes.
     """
@@ -64,7 +66,7 @@ def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) ->
             try:
                 counting.check_backend(backend, each.quantization)
                 work = counting.work(replace(each, backend=backend))
-            except (EngineError, UnsupportedModelError):
+            except (EngineError, UnsupportedModelError, KeyError):
                 continue
             has_several = counting.abilities(backend).has_arithmetics
             arithmetics = Arithmetic if has_several else (Arithmetic.EXACT,)
@@ -83,7 +85,7 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     def count(start: int, end: int, *, embedding: bool = False, head: bool = False) -> _Cost:
         return _count(counting, size, start, end, embedding=embedding, head=head)
 
-    no_cuts = _no_cuts(counting)
+    no_cuts = counting.no_cuts
     # Layers that need the embedding already include it, so it costs nothing extra.
     needs_embedding = 0 in no_cuts
     middle = count(0, last, embedding=needs_embedding)
@@ -94,17 +96,10 @@ def model_cost(counting: Counting, size: StageSize) -> ModelCost:
     for start, end in inseparable_layers(last, no_cuts):
         held = count(start, end, embedding=needs_embedding and start == 0).held
         layer_bytes += _spread(held, end - start)
-    # The embedding and the head include what they enlarge: loading buffers and logits. Shared
-    # buffers are therefore counted twice rather than missed.
-    embedding_bytes = first.held - middle.held + max(0, first.scratch - middle.scratch)
-    head_bytes = final.held - middle.held + max(0, final.scratch - middle.scratch)
-    # The process of the last stage may be larger than that of a middle stage, because of its
-    # results.
-    head_bytes += max(0, final.process - middle.process)
     return ModelCost(
         layer_bytes=tuple(layer_bytes),
-        embedding_bytes=embedding_bytes,
-        head_bytes=head_bytes,
+        embedding_bytes=first.more_than(middle),
+        head_bytes=final.more_than(middle),
         shared_bytes=first.held + final.held - middle.held - whole.held,
         scratch_bytes=middle.scratch,
         process_bytes=middle.process,
@@ -122,7 +117,7 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
     as ``CountStage``.
     """
     last = counting.num_layers
-    no_cuts = _no_cuts(counting)
+    no_cuts = counting.no_cuts
     groups = inseparable_layers(last, no_cuts)
     work = counting.work(size)
     needs_embedding = 0 in no_cuts
@@ -141,27 +136,18 @@ def member_cost(counting: Counting, size: StageSize, part: GroupPart) -> ModelCo
         layer_bytes += _spread(alike[kind].held, end - start)
     first, final = count(*groups[0], embedding=True), count(*groups[-1], head=True)
     before, after = count(*groups[0]), count(*groups[-1])
-    embedding_bytes, head_bytes = first.held - before.held, final.held - after.held
-    scratch_bytes = max(each.scratch for each in alike.values())
-    process_bytes = max(each.process for each in alike.values())
+    shared_bytes = min(first.held - before.held, final.held - after.held)
     return ModelCost(
         layer_bytes=tuple(layer_bytes),
-        embedding_bytes=embedding_bytes + max(0, first.scratch - before.scratch),
-        head_bytes=head_bytes
-        + max(0, final.scratch - after.scratch)
-        + max(0, final.process - after.process),
-        shared_bytes=min(embedding_bytes, head_bytes) if work.config.tied_head else 0,
-        scratch_bytes=scratch_bytes,
-        process_bytes=process_bytes,
+        embedding_bytes=first.more_than(before),
+        head_bytes=final.more_than(after),
+        shared_bytes=shared_bytes if work.config.tied_head else 0,
+        scratch_bytes=max(each.scratch for each in alike.values()),
+        process_bytes=max(each.process for each in alike.values()),
         lone_embedding_bytes=(first if needs_embedding else count(0, 0, embedding=True)).total,
         lone_head_bytes=count(last, last, head=True).total,
         no_cuts=no_cuts,
     )
-
-
-def _no_cuts(counting: Counting) -> frozenset[int]:
-    layers = range(counting.num_layers + 1)
-    return frozenset(layer for layer in layers if not counting.can_cut_before(layer))
 
 
 def _spread(num_bytes: int, num_layers: int) -> list[int]:
@@ -213,47 +199,35 @@ def most_host_bytes(counting: Counting, size: StageSize) -> int:
             start_layer=0,
             end_layer=last,
             num_layers=last,
-            has_embedding=not counting.can_cut_before(0),
+            has_embedding=0 in counting.no_cuts,
             has_head=has_head,
         )
         process_bytes = max(process_bytes, counting.stage(shard, size).memory.process_bytes)
     return whole.staging_bytes + process_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedCost:
-    """A cost that is valid on units of every sort, and how much less a stage takes on each of
-    them.
-    """
-
-    cost: ModelCost
-    spared_bytes: tuple[int, ...]
-
-
-def mixed_cost(costs: Sequence[ModelCost]) -> MixedCost:
-    """Return a single cost for units of several sorts; ``costs`` has one entry per sort.
+def mixed_cost(costs: Sequence[ModelCost]) -> ModelCost:
+    """Return a single cost that is valid on units of several sorts, given the cost on each sort.
 
     For each part it is the maximum over all sorts. The saving when the embedding and the head are
     on the same stage is the minimum over all sorts. The fixed cost of a stage (its process and
     scratch) often differs a lot between backends, so units that take less are credited with the
-    difference. A stage is counted exactly only once it is assigned to a unit
-    (``planned.planned_model``).
+    difference (``CountedOffers.credited``). A stage is counted exactly only once it is assigned to
+    a unit (``planned.planned_stages``).
     """
     most = ModelCost.largest(costs)
-    spared = tuple(most.stage_bytes - cost.stage_bytes for cost in costs)
     # The credit is also subtracted from the cost of a lone end, so that cost has to include it.
-    credited = list(zip(costs, spared, strict=True))
-    most = replace(
+    credited = [(cost, most.stage_bytes - cost.stage_bytes) for cost in costs]
+    return replace(
         most,
         lone_embedding_bytes=max(cost.lone_embedding_bytes + less for cost, less in credited),
         lone_head_bytes=max(cost.lone_head_bytes + less for cost, less in credited),
     )
-    return MixedCost(cost=most, spared_bytes=spared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """Memory in two parts.
+    """The memory of a stage in parts.
 
     ``held``: weights, cache and states; ``scratch``: buffers for computing and loading.
     """
@@ -262,6 +236,19 @@ class _Cost:
     scratch: int
     process: int
     total: int
+
+    def more_than(self, other: _Cost) -> int:
+        """Return what an end of the model adds to the stage ``other``.
+
+        This includes what the end enlarges: loading buffers, logits, and (for the head) the process
+        with its results. Shared buffers are therefore counted twice rather than missed.
+        """
+        return (
+            self.held
+            - other.held
+            + max(0, self.scratch - other.scratch)
+            + max(0, self.process - other.process)
+        )
 
 
 Sort = tuple[str, bool]
@@ -277,20 +264,20 @@ def sort_of(unit: UnitReport) -> Sort:
 class CountedOffers:
     """The offers of units, and the cost of every part of a model on them.
 
-    ``costs`` and ``sizes`` are keyed by sort of unit; ``mixed`` is one cost for all sorts, in the
-    order of ``costs``.
+    ``costs`` and ``sizes`` are keyed by sort of unit; ``mixed`` is one cost for all sorts.
     """
 
     offered: Offered
     costs: Mapping[Sort, ModelCost]
     sizes: Mapping[Sort, StageSize]
-    mixed: MixedCost
+    mixed: ModelCost
 
-    def credited(self, sorts: Mapping[tuple[str, str], Sort]) -> tuple[UnitOffer, ...]:
+    def credited(self, units: Mapping[NodeUnitId, UnitReport]) -> tuple[UnitOffer, ...]:
         """Return fair offers for the mixed cost, with the credit of each unit."""
-        spared = dict(zip(self.costs, self.mixed.spared_bytes, strict=False))
+        most = self.mixed.stage_bytes
         return tuple(
-            replace(offer, spared_bytes=spared[sorts[offer.unit]]) for offer in self.offered.offers
+            replace(offer, spared_bytes=most - self.costs[sort_of(units[offer.unit])].stage_bytes)
+            for offer in self.offered.offers
         )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from potluck.models.program import program_to_count
+from potluck.placement.cuts import shard_of
 from potluck.placement.work import (
     LoadedBytes,
     ModelWork,
@@ -33,9 +35,6 @@ from potluck.types.program import (
 )
 from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat, TensorInfo
-
-BuildProgram = Callable[[Shard], Program]
-"""Builds the program of a shard for counting (``models.program.program_to_count``)."""
 
 ValueBytes = Callable[[TensorFormat], float]
 """Returns the bytes of a value in the form read by products with weights of a format."""
@@ -85,11 +84,9 @@ class DividedWork:
 
 def divided_work(
     profile: ModelProfile,
-    quantization: Quantization,
     loaded_bytes: LoadedBytes,
     whole: ModelWork,
     shares: tuple[int, ...],
-    build: BuildProgram,
     value_bytes: ValueBytes,
 ) -> DividedWork:
     """Return the work of the members of a group with these ``shares``.
@@ -98,47 +95,37 @@ def divided_work(
     """
     config = profile.config
     last = config.num_layers
-    no_cuts = [each for each in range(1, last) if not config.can_cut_before(each)]
-    needs_embedding = not config.can_cut_before(0)
+    needs_embedding = 0 in config.no_cuts
 
     def walk(shard: Shard) -> _Walked:
+        programs = (
+            program_to_count(config, part, context_tokens=1) for part in shard.divided(shares)
+        )
         counted = [
-            _MemberWalk(profile, quantization, loaded_bytes, build(part), value_bytes).walked()
-            for part in shard.divided(shares)
+            _MemberWalk(profile, whole.quantization, loaded_bytes, each, value_bytes).walked()
+            for each in programs
         ]
         return _Walked.of(counted, shard)
 
     layers: list[tuple[Phase, ...]] = []
     known: dict[object, Sequence[tuple[Phase, ...]]] = {}
-    for start, end in inseparable_layers(last, no_cuts):
+    for start, end in inseparable_layers(last, config.no_cuts):
         key = (config.layers[start:end], tuple(map(id, whole.layers[start:end])))
         if key not in known:
-            shard = _shard(last, start, end, embedding=needs_embedding and start == 0)
-            known[key] = walk(shard).layers
+            first_item = 0 if needs_embedding and start == 0 else start + 1
+            known[key] = walk(shard_of(first_item, end + 1, last)).layers
         layers += known[key]
     if needs_embedding:
         first = final = walk(Shard.whole(last))
     else:
-        first = walk(_shard(last, 0, 0, embedding=True))
-        final = walk(_shard(last, last, last, head=True))
+        first = walk(shard_of(0, 1, last))
+        final = walk(shard_of(last + 1, last + 2, last))
     return DividedWork(
         whole=whole,
         shares=shares,
         embedding=first.embedding,
         layers=tuple(layers),
         head=final.head,
-    )
-
-
-def _shard(
-    num_layers: int, start: int, end: int, *, embedding: bool = False, head: bool = False
-) -> Shard:
-    return Shard(
-        start_layer=start,
-        end_layer=end,
-        num_layers=num_layers,
-        has_embedding=embedding,
-        has_head=head,
     )
 
 

@@ -21,7 +21,7 @@ from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.unit_addition import UnitAddition, best_additions
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId, NodeUnitId, UnitId
-from potluck.types.placement import ModelCost, PlacedStage, Plan, Prediction, Preferences, Rejection
+from potluck.types.placement import ModelCost, Plan, Prediction, Preferences, Rejection
 from potluck.types.quantities import format_bytes, format_percent, format_seconds
 
 ADDED_NODE = NodeId("another-unit")
@@ -39,7 +39,7 @@ _NEGLIGIBLE = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(Pipeline):
     """Another plan, on one unit fewer or one more.
 
     ``node_id`` and ``unit_id`` name the unit that is left out, or the unit that the additional one
@@ -48,8 +48,14 @@ class Alternative:
 
     node_id: NodeId
     unit_id: UnitId
-    stages: tuple[PlacedStage, ...]
-    prediction: Prediction
+
+    @classmethod
+    def of(cls, unit: NodeUnitId, other: Pipeline) -> Alternative:
+        """Return ``other`` as an alternative that is named after a unit."""
+        node_id, unit_id = unit
+        return cls(
+            node_id=node_id, unit_id=unit_id, stages=other.stages, prediction=other.prediction
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,7 @@ def _without_groups(request: PlaceRequest, plan: Plan) -> Pipeline | None:
     if not _has_groups(plan):
         return None
     alone = replace(request.preferences, tensor_parallel=1)
-    return _other(_place_or_none(replace(request, preferences=alone)))
+    return _place_or_none(replace(request, preferences=alone))
 
 
 def _other(plan: Plan | None) -> Pipeline | None:
@@ -136,14 +142,14 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     # Groups become candidates of their own; units without a stage keep their order.
     found = arranged(request, plan.stages)
     places = {each.unit: index for index, each in enumerate(found.request.candidates)}
+    own = {index: places[request.candidates[index].unit] for index in unused}
     additions = best_additions(
         problem_of(found.request, 1),
         _loaded_problem(found.request, prediction),
         found.cuts,
-        [places[request.candidates[index].unit] for index in unused],
-        {places[request.candidates[index].unit]: usable[index] for index in unused},
+        {place: usable[index] for index, place in own.items()},
     )
-    least = {index: additions[places[request.candidates[index].unit]] for index in unused}
+    least = {index: additions[place] for index, place in own.items()}
     if found.groups:
         least = _with_joining(request, found, least)
 
@@ -270,12 +276,9 @@ def _one_unit_fewer(request: PlaceRequest, plan: Plan) -> Alternative | None:
     left_out = [stage.unit for stage in fewest_first[:most]]
     for among in (used, {each.unit for each in request.candidates}):
         found = [
-            Alternative(
-                node_id=unit[0], unit_id=unit[1], stages=other.stages, prediction=other.prediction
-            )
+            Alternative.of(unit, other)
             for unit in left_out
-            if (other := _place_on(request, among - {unit})) is not None
-            and other.prediction is not None
+            if (other := _place_or_none(_only(request, among - {unit}))) is not None
         ]
         if found:
             return min(found, key=lambda each: _minimized(each.prediction, request.preferences))
@@ -294,19 +297,13 @@ def _one_unit_more(request: PlaceRequest, plan: Plan) -> Alternative | None:
         links=_with_twin(request.links, fastest.node_id),
     )
     other = _place_or_none(more)
-    if other is None or other.prediction is None or plan.prediction is None:
+    if other is None or plan.prediction is None:
         return None
-    found = Alternative(
-        node_id=fastest.node_id,
-        unit_id=fastest.unit_id,
-        stages=other.stages,
-        prediction=other.prediction,
-    )
     preferences = request.preferences
     least = (1 - _NEGLIGIBLE) * _minimized(plan.prediction, preferences)
     if _minimized(other.prediction, preferences) > least:
-        return replace(found, stages=plan.stages, prediction=plan.prediction)
-    return found
+        other = Pipeline(stages=plan.stages, prediction=plan.prediction)
+    return Alternative.of(fastest.unit, other)
 
 
 def _fastest(request: PlaceRequest) -> Candidate:
@@ -341,13 +338,9 @@ def _with_twin(links: LinkTable, like: NodeId) -> LinkTable:
     )
 
 
-def _place_on(request: PlaceRequest, units: set[NodeUnitId]) -> Plan | None:
-    return _place_or_none(_only(request, units)) if units else None
-
-
-def _place_or_none(request: PlaceRequest) -> Plan | None:
+def _place_or_none(request: PlaceRequest) -> Pipeline | None:
     try:
-        return place(request, num_elements=_ELEMENTS)
+        return _other(place(request, num_elements=_ELEMENTS))
     except PotluckError:
         return None
 

@@ -27,7 +27,6 @@ def fill_by_speed(problem: PathProblem, units: Sequence[NodeUnitId]) -> Fill:
         path = shortest_path(_part(problem, gap, index, usable))
         if path is None:
             return None
-        whole = replace(problem, usable_bytes=np.array(usable, dtype=np.int64))
         cuts = [
             Cut(unit=cut.unit, start=gap.start + cut.start, end=gap.start + cut.end)
             for cut in path.cuts
@@ -37,7 +36,7 @@ def fill_by_speed(problem: PathProblem, units: Sequence[NodeUnitId]) -> Fill:
                 node_id=units[cut.unit][0],
                 unit_id=units[cut.unit][1],
                 shard=shard_of(cut.start, cut.end, problem.num_items - 2),
-                num_bytes=whole.bytes_of(cut),
+                num_bytes=problem.bytes_of(cut),
             )
             for cut in cuts
         ]

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from potluck.placement.divided_work import DividedWork, Phase
 from potluck.placement.links import HOP_SECONDS, LinkTable, step_bytes
-from potluck.placement.times import LEAST_SECONDS, PartTimes, UnitTimes, part_seconds
+from potluck.placement.times import (
+    LEAST_SECONDS,
+    PartTimes,
+    UnitTimes,
+    once_each,
+    part_seconds,
+)
 from potluck.placement.work import ModelWork
 from potluck.types.cluster import NodeId
 from potluck.types.placement import Basis, worst
@@ -107,52 +113,24 @@ class GroupTimes:
 
     def decode(self, num_sequences: int = 1, context_tokens: int = 512) -> PartTimes:
         """Return the times of a step that decodes; see ``UnitTimes.decode``."""
-        num_sequences = max(1, num_sequences)
-        alone = [each.decode(num_sequences, context_tokens) for each in self.members]
-        factors = [each.decode_correction.at(num_sequences) for each in self.members]
-        return self._times(
-            alone,
-            factors,
-            num_tokens=num_sequences,
-            num_wanted=num_sequences,
-            context_tokens=context_tokens,
-            is_prompt=False,
-        )
+        return self._step(max(1, num_sequences), context_tokens, is_prompt=False)
 
     def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
         """Return the times of a chunk of a prompt; see ``UnitTimes.prefill``."""
         num_tokens = max(1, num_tokens)
-        context_tokens = max(context_tokens, num_tokens)
-        alone = [each.prefill(num_tokens, context_tokens) for each in self.members]
-        factors = [each.prefill_correction.at(num_tokens) for each in self.members]
-        return self._times(
-            alone,
-            factors,
-            num_tokens=num_tokens,
-            num_wanted=1,
-            context_tokens=context_tokens,
-            is_prompt=True,
-        )
+        return self._step(num_tokens, max(context_tokens, num_tokens), is_prompt=True)
 
-    def _times(
-        self,
-        alone: list[PartTimes],
-        factors: list[float],
-        *,
-        num_tokens: int,
-        num_wanted: int,
-        context_tokens: int,
-        is_prompt: bool,
-    ) -> PartTimes:
+    def _step(self, num_tokens: int, context_tokens: int, *, is_prompt: bool) -> PartTimes:
+        alone = [
+            each.step(num_tokens, context_tokens, is_prompt=is_prompt) for each in self.members
+        ]
+        factors = [each.correction(is_prompt=is_prompt).at(num_tokens) for each in self.members]
+        num_wanted = 1 if is_prompt else num_tokens
         exchange_seconds = tuple(self._exchange_seconds(num_tokens, num_wanted))
 
         def item_seconds(scales: list[float]) -> list[float]:
             computing = self._computing_seconds(
-                scales,
-                num_tokens=num_tokens,
-                num_wanted=num_wanted,
-                context_tokens=context_tokens,
-                is_prompt=is_prompt,
+                scales, num_tokens, num_wanted, context_tokens, is_prompt=is_prompt
             )
             return [
                 max(LEAST_SECONDS, each + exchange)
@@ -181,10 +159,10 @@ class GroupTimes:
     def _computing_seconds(
         self,
         scales: list[float],
-        *,
         num_tokens: int,
         num_wanted: int,
         context_tokens: int,
+        *,
         is_prompt: bool,
     ) -> list[float]:
         """Return the seconds between exchanges, by item; each member is slower by its scale."""
@@ -209,10 +187,10 @@ class GroupTimes:
             )
 
         layer_seconds = max(scale * member.speed.layer_seconds.value for scale, member in timed)
-        seen: dict[int, float] = {}
-        for layer in self.divided.layers:
-            if id(layer) not in seen:
-                seen[id(layer)] = layer_seconds + computing(layer, num_tokens, is_prompt=is_prompt)
+        layers = once_each(
+            self.divided.layers,
+            lambda layer: layer_seconds + computing(layer, num_tokens, is_prompt=is_prompt),
+        )
         head = computing(self.divided.head, num_wanted, is_prompt=False)
         # Only the leader samples, from all logits.
         scale, leader = timed[0]
@@ -221,24 +199,22 @@ class GroupTimes:
             scale * num_tokens * self.work.hidden_size * member.speed.seconds_per_embedded_value
             for scale, member in timed
         )
-        return [embedding, *(seen[id(layer)] for layer in self.divided.layers), head]
+        return [embedding, *layers, head]
 
     def _exchange_seconds(self, num_tokens: int, num_wanted: int) -> list[float]:
         """Return the seconds of exchanges, by item."""
-        seen: dict[int, float] = {}
-        for layer in self.divided.layers:
-            if id(layer) not in seen:
-                seen[id(layer)] = sum(self._exchanging(phase, num_tokens) for phase in layer)
+        divided = self.divided
         return [
-            sum(self._exchanging(phase, num_tokens) for phase in self.divided.embedding),
-            *(seen[id(layer)] for layer in self.divided.layers),
-            sum(self._exchanging(phase, num_wanted) for phase in self.divided.head),
+            self._exchanging(divided.embedding, num_tokens),
+            *once_each(divided.layers, lambda layer: self._exchanging(layer, num_tokens)),
+            self._exchanging(divided.head, num_wanted),
         ]
 
-    def _exchanging(self, phase: Phase, num_tokens: int) -> float:
-        if not phase.sent_bytes:
-            return 0.0
-        sent = [num_tokens * each for each in phase.sent_bytes]
-        if phase.is_to_leader:
-            return self.links.gather_seconds(sent)
-        return self.links.exchange_seconds(sent)
+    def _exchanging(self, phases: Sequence[Phase], num_tokens: int) -> float:
+        return sum(
+            (self.links.gather_seconds if phase.is_to_leader else self.links.exchange_seconds)(
+                [num_tokens * each for each in phase.sent_bytes]
+            )
+            for phase in phases
+            if phase.sent_bytes
+        )

@@ -16,7 +16,6 @@ from itertools import accumulate
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.groups import GroupPart, LayoutStage
-from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.node_names import NodeNames
 from potluck.types.quantities import format_few
@@ -215,12 +214,7 @@ def _has_whole_groups(layout: Sequence[LayoutStage]) -> bool:
     return True
 
 
-def no_such_cut(layer: int, num_layers: int, no_cuts: Collection[int]) -> ParameterError:
-    """Return the error for a layout with a stage that begins with ``layer``, where no stage may
-    begin.
-
-    ``no_cuts`` are all layers before which the model cannot be cut (``ModelCost.no_cuts``).
-    """
+def _no_such_cut(layer: int, num_layers: int, no_cuts: Collection[int]) -> ParameterError:
     possible = [each for each in range(1, num_layers) if each not in no_cuts]
     nearest = sorted(sorted(possible, key=lambda each: abs(each - layer))[:2])
     return ParameterError(
@@ -233,13 +227,12 @@ def no_such_cut(layer: int, num_layers: int, no_cuts: Collection[int]) -> Parame
     )
 
 
-def check_layout(layout: Sequence[LayoutStage], config: ModelConfig) -> None:
-    """Raise ``ParameterError`` if these are not valid stages of this model.
+def check_layout(layout: Sequence[LayoutStage], num_layers: int, no_cuts: Collection[int]) -> None:
+    """Raise ``ParameterError`` if these are not valid stages of a model with ``num_layers``.
 
     Only the first and the last stage, which have the embedding and the head, may have no layers,
-    and layers that share keys and values are on one stage.
+    and no stage begins with one of the layers in ``no_cuts`` (``ModelConfig.no_cuts``).
     """
-    num_layers = config.num_layers
     leading = [stage for stage in layout if not stage.is_led]
     total = sum(stage.num_layers for stage in leading)
     if not _has_whole_groups(layout):
@@ -278,7 +271,6 @@ def check_layout(layout: Sequence[LayoutStage], config: ModelConfig) -> None:
                 f"--layout has no layers for {unit}, which is neither first nor last",
                 hint="omit the stage",
             )
-    no_cuts = [layer for layer in range(num_layers) if not config.can_cut_before(layer)]
     for start in accumulate(stage.num_layers for stage in leading[:-1]):
         if start in no_cuts:
-            raise no_such_cut(start, num_layers, no_cuts)
+            raise _no_such_cut(start, num_layers, no_cuts)

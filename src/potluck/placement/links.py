@@ -39,6 +39,18 @@ class Link:
     bytes_per_second: float
     basis: Basis
 
+    def with_figures(
+        self, latency_seconds: float | None, bytes_per_second: float | None, basis: Basis
+    ) -> Link:
+        """Return this link with the figures that are known; both together have this ``basis``."""
+        is_whole = latency_seconds is not None and bytes_per_second is not None
+        latency = self.latency_seconds if latency_seconds is None else latency_seconds
+        return Link(
+            latency_seconds=max(_LEAST_LATENCY, latency),
+            bytes_per_second=bytes_per_second or self.bytes_per_second,
+            basis=basis if is_whole else self.basis,
+        )
+
     def hop_seconds(self, num_bytes: float) -> float:
         """Return the time from when a frame is ready to be sent until it has arrived."""
         return HOP_SECONDS + self.latency_seconds + self.busy_seconds(num_bytes)
@@ -102,13 +114,8 @@ def link_table(speeds: Collection[NodeSpeeds], host_ids: Mapping[NodeId, str]) -
             if speed.num_samples < 1 or (latency is None and bandwidth is None):
                 continue
             default = assumed.link(node.node_id, speed.node_id)
-            is_whole = latency is not None and bandwidth is not None
-            links[node.node_id, speed.node_id] = Link(
-                latency_seconds=max(
-                    _LEAST_LATENCY, default.latency_seconds if latency is None else latency
-                ),
-                bytes_per_second=default.bytes_per_second if bandwidth is None else bandwidth,
-                basis=Basis.MEASURED if is_whole else default.basis,
+            links[node.node_id, speed.node_id] = default.with_figures(
+                latency, bandwidth, Basis.MEASURED
             )
     closed = {(node.node_id, other) for node in speeds for other in node.unreachable}
     links.update({pair: _CLOSED for pair in closed if pair[::-1] in closed})

@@ -60,11 +60,9 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
     ) -> DividedWork:
         return divided_work(
             profile,
-            quantization,
             cost_of(backend).loaded_bytes,
             work(quantization, backend),
             shares,
-            lambda shard: program_to_count(profile.config, shard, context_tokens=1),
             lambda format: EXCHANGED_BYTES[
                 operands_of(format, is_fast=arithmetic is not Arithmetic.EXACT)
             ],
@@ -72,7 +70,7 @@ def counting_of(profile: ModelProfile, cost_of: CostOf) -> Counting:
 
     return Counting(
         num_layers=profile.config.num_layers,
-        can_cut_before=lambda layer: profile.config.can_cut_before(layer),
+        no_cuts=profile.config.no_cuts,
         stage=count,
         work=lambda size: work(size.quantization, size.backend),
         check_backend=check,

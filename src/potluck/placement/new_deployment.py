@@ -116,7 +116,8 @@ def new_record(
             hint="omit --tensor-parallel, or plan for latency or throughput",
         )
     if request.layout:
-        check_layout(request.layout, description.config)
+        config = description.config
+        check_layout(request.layout, config.num_layers, config.no_cuts)
     plan = PlanRecord(
         quantization=request.quantization or Quantization.NONE,
         arithmetic=Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None,

@@ -98,17 +98,10 @@ def offers(
     A stage on a unit with memory of its own takes some host memory as well: ``host_bytes`` by
     backend, set aside before the others share. A node that does not have them offers no such unit.
     """
-    taking: list[tuple[NodeReport, UnitReport]] = []
-    rejections: list[Rejection] = []
-    for report in candidates:
-        if report.is_draining:
-            continue
-        for unit in report.units:
-            reason = reason_against(unit, with_reserve=with_reserve)
-            if reason is None:
-                taking.append((report, unit))
-            else:
-                rejections.append(_rejection(report, unit, reason))
+    staying = [report for report in candidates if not report.is_draining]
+    offering = sifted(staying, lambda unit: reason_against(unit, with_reserve=with_reserve))
+    taking = [(report, unit) for report in offering.reports for unit in report.units]
+    rejections = list(offering.rejections)
     left = _left_by_pool(reports)
     set_aside: Counter[NodeId] = Counter()
     for report, unit in [each for each in taking if not each[1].is_shared]:

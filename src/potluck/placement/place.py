@@ -10,29 +10,29 @@ import numpy as np
 
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.candidates import Candidate, PlaceRequest
-from potluck.placement.cuts import Cut, bytes_of
+from potluck.placement.cuts import Cut, bytes_of, shard_of
 from potluck.placement.group_search import choices
 from potluck.placement.grouping import (
-    Group,
     GroupedRequest,
+    arranged,
     can_join,
     placed_on,
-    places_of,
     predicted,
     with_groups,
 )
-from potluck.placement.layout import no_such_cut
+from potluck.placement.layout import check_layout
 from potluck.placement.links import HOP_SECONDS, LinkTable, header_bytes, step_bytes
 from potluck.placement.offering import Pool
 from potluck.placement.path import Floats, Path, PathProblem
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
-from potluck.placement.times import PartTimes
+from potluck.placement.times import once_each
 from potluck.placement.within_pools import best_within, with_usable
 from potluck.types.choices import Objective
 from potluck.types.cluster import NodeId
-from potluck.types.groups import group_ranges
+from potluck.types.groups import LayoutStage, group_ranges
 from potluck.types.placement import PlacedStage, Plan
+from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes, format_count
 
 _MARGINAL = 0.02
@@ -57,8 +57,6 @@ _CHOICES_PART = 16
 groups.
 """
 
-_LAYOUT = "for example --layout NODE=12,NODE=16"
-
 
 def problem_of(request: PlaceRequest, num_sequences: int) -> PathProblem:
     """Return the path problem of steps of this many sequences that decode, ignoring pools.
@@ -78,9 +76,9 @@ def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
     if not candidates:
         raise ValueError("there are no units")
     hidden_size = candidates[0].times.work.hidden_size
-    costs = {id(each.cost): each.cost.item_bytes for each in candidates}
     usable_bytes = np.array([max(0, each.usable_bytes) for each in candidates], np.int64)
-    item_bytes = np.array([costs[id(each.cost)] for each in candidates], np.int64)
+    costs = (each.cost for each in candidates)
+    item_bytes = np.array(once_each(costs, lambda cost: cost.item_bytes), np.int64)
     stage_bytes = np.array([each.cost.stage_bytes for each in candidates], np.int64)
     shared_bytes = np.array([each.cost.shared_bytes for each in candidates], np.int64)
     lone_bytes = np.array(
@@ -92,11 +90,8 @@ def problems_of(request: PlaceRequest) -> Callable[[int], PathProblem]:
     latency, seconds_per_byte = _link_matrices(nodes, request.links)
 
     def problem(num_sequences: int) -> PathProblem:
-        times: dict[int, PartTimes] = {}
-        for each in candidates:
-            if id(each.times) not in times:
-                times[id(each.times)] = each.times.decode(num_sequences, context_tokens)
-        parts = [times[id(each.times)] for each in candidates]
+        times = (each.times for each in candidates)
+        parts = once_each(times, lambda each: each.decode(num_sequences, context_tokens))
         num_bytes = np.full_like(latency, step_bytes(num_sequences, hidden_size))
         num_bytes[-1, :] = num_bytes[:, -1] = header_bytes(num_sequences)
         busy = num_bytes * seconds_per_byte
@@ -305,7 +300,7 @@ def _without_marginal_units(
             or len(found.cuts) >= len(chosen.cuts)
         ):
             break
-        chosen = replace(found, bound_seconds=best.seconds * (1 - best.gap))
+        chosen = replace(found, bound_seconds=best.bound_seconds)
     return chosen
 
 
@@ -329,55 +324,9 @@ def only_units(request: PlaceRequest, indices: Iterable[int]) -> PlaceRequest:
 def _arranged_layout(request: PlaceRequest) -> GroupedRequest:
     """Return the stages of the user's layout. Raise ``ParameterError`` if they are not possible."""
     layout = request.preferences.layout
-    num_layers = request.num_layers
-    leading = [each for each in layout if not each.is_led]
-    total = sum(each.num_layers for each in leading)
-    if total != num_layers:
-        raise ParameterError(
-            "layout", f"the layout has {total} layers, but the model has {num_layers}", hint=_LAYOUT
-        )
-    for each in leading[1:-1]:
-        if each.num_layers == 0:
-            where = f"{each.unit_id} on node {each.node_id}"
-            raise ParameterError("layout", f"the layout has no layers for {where}", hint=_LAYOUT)
-    units = tuple(_units_of_layout(request))
-    ranges = group_ranges(each.part for each in layout)
-    runs = [units[each.start : each.stop] for each in ranges]
-    groups = [
-        Group(members=run, shares=each.part.shares)
-        for each, run in zip(leading, runs, strict=True)
-        if each.part is not None
-    ]
-    alone = [run[0] for run in runs if len(run) == 1]
-    # Each may use all that it offers: workers refuse a stage that does not fit next to the others.
-    grouped = with_groups(replace(request, pools=()), groups, alone)
-    places = places_of(groups, alone)
-    cuts: list[Cut] = []
-    layer = 0
-    for number, (each, run) in enumerate(zip(leading, runs, strict=True)):
-        end = layer + each.num_layers
-        cut = Cut(
-            unit=places[run],
-            start=0 if number == 0 else layer + 1,
-            end=num_layers + 2 if number == len(leading) - 1 else end + 1,
-        )
-        candidate = grouped.candidates[cut.unit]
-        if number > 0 and layer in candidate.cost.no_cuts:
-            raise no_such_cut(layer, num_layers, candidate.cost.no_cuts)
-        for member in candidate.members or (candidate,):
-            _require_room(member, cut, each.num_layers)
-        cuts.append(cut)
-        layer = end
-    return GroupedRequest(request=grouped, cuts=tuple(cuts), groups=tuple(groups))
-
-
-def _units_of_layout(request: PlaceRequest) -> Iterator[int]:
-    """Yield the candidate of each stage of the layout. Raises the same errors as
-    ``_arranged_layout``.
-    """
-    units = {each.unit: i for i, each in enumerate(request.candidates)}
-    seen: set[int] = set()
-    for each in request.preferences.layout:
+    check_layout(layout, request.num_layers, request.candidates[0].cost.no_cuts)
+    units = {each.unit: each for each in request.candidates}
+    for each in layout:
         where = f"{each.unit_id} on node {each.node_id}"
         unit = units.get(each.unit)
         if unit is None:
@@ -386,18 +335,39 @@ def _units_of_layout(request: PlaceRequest) -> Iterator[int]:
                 f"{where} cannot be used",
                 hint="potluck ps shows which units can be used, and why others cannot",
             )
-        if unit in seen:
-            raise ParameterError("layout", f"the layout has {where} twice", hint=_LAYOUT)
-        seen.add(unit)
-        if each.part is not None and (
-            request.divide is None or not can_join(request.candidates[unit])
-        ):
+        if each.part is not None and (request.divide is None or not can_join(unit)):
             raise ParameterError(
                 "layout",
                 f"{where} cannot join a group",
                 hint="only CPUs with the native backend can",
             )
-        yield unit
+    # Each may use all that it offers: workers refuse a stage that does not fit next to the others.
+    stages = tuple(_stages_of(layout, request.num_layers))
+    found = arranged(replace(request, pools=()), stages)
+    for cut in found.cuts:
+        candidate = found.request.candidates[cut.unit]
+        shard = shard_of(cut.start, cut.end, request.num_layers)
+        for member in candidate.members or (candidate,):
+            _require_room(member, cut, shard.end_layer - shard.start_layer)
+    return found
+
+
+def _stages_of(layout: Sequence[LayoutStage], num_layers: int) -> Iterator[PlacedStage]:
+    """Yield the stages of a valid layout, with unknown sizes."""
+    start = 0
+    for members in group_ranges(each.part for each in layout):
+        end = start + layout[members.start].num_layers
+        shard = Shard(
+            start_layer=start,
+            end_layer=end,
+            num_layers=num_layers,
+            has_embedding=members.start == 0,
+            has_head=members.stop == len(layout),
+        )
+        for each in layout[members.start : members.stop]:
+            own = replace(shard, part=each.part)
+            yield PlacedStage(node_id=each.node_id, unit_id=each.unit_id, shard=own, num_bytes=0)
+        start = end
 
 
 def _require_room(unit: Candidate, cut: Cut, num_layers: int) -> None:

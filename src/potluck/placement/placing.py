@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 from potluck.engines.loading.sizes import fitting_size_hint, on_unit, stronger_quantizations
@@ -78,7 +78,7 @@ class Placement:
         self._counting = counting
         self._snapshot = snapshot
         self._held = snapshot.held
-        self._able_in: dict[Quantization, Sifted] = {}
+        self._able = cache(partial(_of_able_backends, counting, snapshot.able))
         self._units = units_by_id(snapshot.able)
         hosts = {report.node_id: report.host_id for report in snapshot.reports}
         self._links = snapshot.links or link_table(snapshot.speeds.values(), hosts)
@@ -145,7 +145,9 @@ class Placement:
         """
         usable = {
             (report.node_id, unit.unit_id): self._on_unit(size, unit)
-            for report, unit in usable_units(self._able(size).reports, with_reserve=True)
+            for report, unit in usable_units(
+                self._able(size.quantization).reports, with_reserve=True
+            )
         }
         fitting = [
             each
@@ -181,13 +183,6 @@ class Placement:
         row = [self._snapshot.coordinator, *leaders, self._snapshot.coordinator]
         return next((pair for pair in pairwise(row) if self._links.is_closed(*pair)), None)
 
-    def _able(self, size: StageSize) -> Sifted:
-        found = self._able_in.get(size.quantization)
-        if found is None:
-            found = _of_able_backends(self._counting, self._snapshot.able, size.quantization)
-            self._able_in[size.quantization] = found
-        return found
-
     def _on_unit(self, size: StageSize, unit: UnitReport) -> StageSize:
         return on_unit(size, unit, self._counting.abilities(unit.backend))
 
@@ -207,12 +202,12 @@ class Placement:
         request = self._request(counted, size)
         plan = place(request)
         if plan is None:
-            raise does_not_fit(self._credited(counted), counted.mixed.cost)
+            raise does_not_fit(counted.credited(self._units), counted.mixed)
         return self._of_plan(plan, counted, size, request)
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
         """Return a placement on the units that serve, or if necessary also on those in reserve."""
-        able = self._able(size).reports
+        able = self._able(size.quantization).reports
         num_units = [len(usable_units(able, with_reserve=each)) for each in (False, True)]
         if 0 < num_units[0] < num_units[1]:
             try:
@@ -223,7 +218,7 @@ class Placement:
 
     def _by_memory(self, size: StageSize, *, with_reserve: bool) -> Placed:
         counted = self._count(size, with_reserve=with_reserve, released_stages=self._held)
-        plan = self._placed_apart(self._credited(counted), counted.mixed.cost)
+        plan = self._placed_apart(counted.credited(self._units), counted.mixed)
         request = self._request(counted, size)
         prediction = self._predicted(plan.stages, request)
         return self._of_plan(replace(plan, prediction=prediction), counted, size, request)
@@ -253,14 +248,22 @@ class Placement:
         return plan
 
     def _of_plan(
-        self, plan: Plan, counted: CountedOffers, size: StageSize, request: PlaceRequest
+        self,
+        plan: Plan,
+        counted: CountedOffers,
+        size: StageSize,
+        request: PlaceRequest,
+        *,
+        needs_room: bool | None = None,
     ) -> Placed:
+        if needs_room is None:
+            needs_room = bool(self._held) and not self._has_room_beside(plan, size)
         return Placed(
             plan=plan,
             quantization=size.quantization,
             rejections=self._rejections(plan, counted, request, size),
             request=request,
-            needs_room=bool(self._held) and not self._has_room_beside(plan, size),
+            needs_room=needs_room,
         )
 
     def _rejections(
@@ -269,7 +272,7 @@ class Placement:
         """Return the units that are not offered, and those that have no stage, with the reasons."""
         from potluck.placement.explain import unused_units  # most agents never plan
 
-        rejections = (*self._able(size).rejections, *counted.offered.rejections)
+        rejections = (*self._able(size.quantization).rejections, *counted.offered.rejections)
         explained = {each.unit for each in (*rejections, *plan.rejections)}
         return (
             *rejections,
@@ -319,7 +322,7 @@ class Placement:
             size, with_reserve=with_reserve, released_stages=others if needs_room else ()
         )
         plan = keep_and_fill(
-            keeping, self._credited(counted), counted.mixed.cost, self._fill(counted, size)
+            keeping, counted.credited(self._units), counted.mixed, self._fill(counted, size)
         )
         if plan is None:
             return None
@@ -327,13 +330,7 @@ class Placement:
         everything = self._count(size, with_reserve=True, released_stages=self._held)
         request = self._request(everything, size)
         plan = replace(plan, prediction=self._predicted(plan.stages, request))
-        return Placed(
-            plan=plan,
-            quantization=size.quantization,
-            rejections=self._rejections(plan, counted, request, size),
-            request=request,
-            needs_room=needs_room,
-        )
+        return self._of_plan(plan, counted, size, request, needs_room=needs_room)
 
     def _fill(self, counted: CountedOffers, size: StageSize) -> Fill | None:
         """Return how gaps are filled: by speed if that counts, otherwise by memory."""
@@ -351,14 +348,11 @@ class Placement:
         return count_offers(
             self._counting,
             self._snapshot.reports,
-            self._able(size).reports,
+            self._able(size.quantization).reports,
             size,
             with_reserve=with_reserve,
             released_stages=released_stages,
         )
-
-    def _credited(self, counted: CountedOffers) -> tuple[UnitOffer, ...]:
-        return counted.credited({place: sort_of(unit) for place, unit in self._units.items()})
 
     def _request(self, counted: CountedOffers, size: StageSize) -> PlaceRequest:
         """Return the candidates to choose from, with times."""
@@ -386,7 +380,7 @@ class Placement:
             preferences=self._snapshot.preferences,
             max_step_tokens=size.max_step_tokens,
             pools=counted.offered.pools,
-            divide=self._divide(size, counted),
+            divide=self._divide(counted),
         )
 
     def _divided_cost(self, size: StageSize) -> DividedCost | None:
@@ -407,7 +401,7 @@ class Placement:
 
         return cost
 
-    def _divide(self, size: StageSize, counted: CountedOffers) -> Divide | None:
+    def _divide(self, counted: CountedOffers) -> Divide | None:
         """Return the work of group members; the backends that can join have one arithmetic."""
         count = self._counting.divided
         own = next(

@@ -11,7 +11,7 @@ from potluck.engines.backends import abilities_of
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.costs import Counting
 from potluck.placement.offering import Sifted, sifted, usable_units
-from potluck.placement.planned import PlannedModel, planned_model
+from potluck.placement.planned import PlannedModel, planned_stages
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
 from potluck.types.node import NodeReport, UnitReport
@@ -200,19 +200,24 @@ def make_plan(
         computing = computing_in(arithmetic, snapshot.able)
         placement = Placement(counting, replace(snapshot, able=computing.reports))
         placed = placement.of(in_arithmetic, may_quantize=may_quantize)
-        planned = planned_model(
-            placed.plan,
-            replace(in_arithmetic, quantization=placed.quantization),
-            computing.reports,
-            (*others, *computing.rejections, *placed.rejections),
-            counting,
-        )
-        return replace(
-            planned,
+        own_size = replace(in_arithmetic, quantization=placed.quantization)
+        stages = planned_stages(placed.plan.stages, own_size, computing.reports, counting)
+        return PlannedModel(
+            quantization=placed.quantization,
+            arithmetic=arithmetic,
+            arithmetic_note="",
+            stages=tuple(stages),
+            rejections=(
+                *placed.plan.rejections,
+                *others,
+                *computing.rejections,
+                *placed.rejections,
+            ),
             needs_room=placed.needs_room,
-            held=tuple(snapshot.held),
+            prediction=placed.plan.prediction,
             request=placed.request,
             plan=placed.plan,
+            held=tuple(snapshot.held),
             reports=tuple(snapshot.reports),
         )
 

@@ -58,18 +58,9 @@ class PlanOutcome:
 
 def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
     """Return the plan, for the output of ``potluck plan``."""
-    record, reports, explanation = outcome.record, outcome.reports, outcome.explanation
+    record, reports = outcome.record, outcome.reports
+    explanation = outcome.explanation or Explanation(rejections=())
     units = units_by_id(reports)
-    explained: dict[str, Any] = {}
-    if explanation is not None:
-        explained = {
-            "one_unit_fewer": _alternative(explanation.one_unit_fewer),
-            "one_unit_more": _alternative(explanation.one_unit_more),
-            "side_by_side": _side_by_side(explanation.side_by_side, reports),
-            "in_groups": _other_plan(explanation.in_groups),
-            "without_groups": _other_plan(explanation.without_groups),
-        }
-    added = {} if explanation is None else explanation.added_seconds
     prediction = record.status.plan.prediction
     return PlanDocument(
         model=record.spec.model,
@@ -95,9 +86,13 @@ def plan_view(outcome: PlanOutcome, coordinator: NodeId) -> PlanDocument:
         draft=_draft(outcome),
         prediction=prediction_view(prediction),
         link_basis=None if prediction is None else prediction.link_basis,
-        **explained,
+        one_unit_fewer=_alternative(explanation.one_unit_fewer),
+        one_unit_more=_alternative(explanation.one_unit_more),
+        side_by_side=_side_by_side(explanation.side_by_side, reports),
+        in_groups=_other_plan(explanation.in_groups),
+        without_groups=_other_plan(explanation.without_groups),
         rejections=tuple(
-            document_of(RejectedUnit, each, added_seconds=added.get(each.unit))
+            document_of(RejectedUnit, each, added_seconds=explanation.added_seconds.get(each.unit))
             for each in record.status.plan.rejections
         ),
     )

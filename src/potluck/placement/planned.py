@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from potluck.engines.loading.sizes import on_unit
@@ -23,9 +23,12 @@ from potluck.types.cluster import NodeId, OnUnit, UnitId
 from potluck.types.deployment import DeploymentRecord, PlanRecord, StageRecord
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
-from potluck.types.placement import Plan, Prediction, Preferences, Rejection
+from potluck.types.placement import PlacedStage, Plan, Prediction, Preferences, Rejection
 from potluck.types.stage import StagePlan, StageSize
 from potluck.weights.report import remark_lines
+
+_EXPECTED_TOKENS = 512
+"""The assumed length of a sequence, and of a prompt, if future ones are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,31 +78,21 @@ class PlannedStage(OnUnit):
         return holding.is_stage(self.unit, self.plan.shard, self.plan.size)
 
 
-def planned_model(
-    plan: Plan,
+def planned_stages(
+    stages: Iterable[PlacedStage],
     size: StageSize,
     reports: Sequence[NodeReport],
-    rejections: Iterable[Rejection],
     counting: Counting,
-) -> PlannedModel:
-    """Return ``plan`` with each stage counted on its unit."""
+) -> Iterator[PlannedStage]:
+    """Yield each of ``stages``, counted on its unit."""
     units = units_by_id(reports)
-    stages = []
-    for placed in plan.stages:
+    for placed in stages:
         unit = units[placed.unit]
         own_size = on_unit(size, unit, counting.abilities(unit.backend))
         counted = counting.stage(
             placed.shard, replace(own_size, is_mapped=own_size.is_mapped or placed.is_mapped)
         )
-        stages.append(PlannedStage(node_id=placed.node_id, unit_id=placed.unit_id, plan=counted))
-    return PlannedModel(
-        quantization=size.quantization,
-        arithmetic=size.arithmetic,
-        arithmetic_note="",
-        stages=tuple(stages),
-        rejections=(*plan.rejections, *rejections),
-        prediction=plan.prediction,
-    )
+        yield PlannedStage(node_id=placed.node_id, unit_id=placed.unit_id, plan=counted)
 
 
 def as_mapped(
@@ -115,10 +108,6 @@ def as_mapped(
         else None
         for stage in stages
     )
-
-
-_EXPECTED_TOKENS = 512
-"""The assumed length of a sequence, and of a prompt, if future ones are unknown."""
 
 
 def size_of(config: ModelConfig, record: DeploymentRecord) -> StageSize:

@@ -67,7 +67,6 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
     rejections = []
     candidates = []
     for offer in sorted(offers, key=lambda offer: (-offer.usable_bytes, offer.node_id)):
-        room = offer.usable_bytes - _stage_bytes(offer, cost)
         if offer.usable_bytes < smallest - offer.spared_bytes:
             reason = (
                 f"{format_bytes(max(offer.usable_bytes, 0))} usable, but {name} needs "
@@ -77,7 +76,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
                 Rejection(node_id=offer.node_id, unit_id=offer.unit_id, reason=reason)
             )
         else:
-            candidates.append(_Candidate(offer=offer, room=room))
+            candidates.append(offer)
     while candidates:
         arrangement = _best_arrangement(candidates, cost, needs_layer=needs_layer)
         idle = [] if arrangement is None else arrangement.idle(needs_layer=needs_layer)
@@ -92,22 +91,14 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
             reason = "too small compared with the others for the embedding, the head or its layers"
         candidates.remove(left_out)
         rejections.append(
-            Rejection(node_id=left_out.offer.node_id, unit_id=left_out.offer.unit_id, reason=reason)
+            Rejection(node_id=left_out.node_id, unit_id=left_out.unit_id, reason=reason)
         )
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A unit and the bytes that it has for weights and cache."""
-
-    offer: UnitOffer
-    room: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    candidate: _Candidate
+    offer: UnitOffer
     start_layer: int
     end_layer: int
 
@@ -123,13 +114,13 @@ class _Arrangement:
     shares: tuple[_Share, ...]
     fullest: float
 
-    def idle(self, *, needs_layer: bool) -> list[_Candidate]:
+    def idle(self, *, needs_layer: bool) -> list[UnitOffer]:
         """Return the units without a layer; a first or last unit counts only if it
         ``needs_layer``.
         """
         last = len(self.shares) - 1
         return [
-            share.candidate
+            share.offer
             for index, share in enumerate(self.shares)
             if share.num_layers == 0 and (needs_layer or index not in (0, last))
         ]
@@ -137,8 +128,8 @@ class _Arrangement:
     def stages(self, cost: ModelCost) -> Iterator[PlacedStage]:
         for index, share in enumerate(self.shares):
             yield PlacedStage(
-                node_id=share.candidate.offer.node_id,
-                unit_id=share.candidate.offer.unit_id,
+                node_id=share.offer.node_id,
+                unit_id=share.offer.unit_id,
                 shard=Shard(
                     start_layer=share.start_layer,
                     end_layer=share.end_layer,
@@ -152,7 +143,7 @@ class _Arrangement:
 
 def _used_bytes(share: _Share, index: int, num_stages: int, cost: ModelCost) -> int:
     """Return the total memory of a stage."""
-    offer = share.candidate.offer
+    offer = share.offer
     if share.num_layers == 0 and num_stages > 1:
         lone = cost.lone_embedding_bytes if index == 0 else cost.lone_head_bytes
         return lone - offer.spared_bytes
@@ -173,7 +164,7 @@ def _extra_bytes(index: int, num_stages: int, cost: ModelCost) -> int:
 
 
 def _best_arrangement(
-    candidates: Sequence[_Candidate], cost: ModelCost, *, needs_layer: bool
+    candidates: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool
 ) -> _Arrangement | None:
     """Return the arrangement of all candidates whose fullest unit is least full; None if none fits.
 
@@ -188,7 +179,7 @@ def _best_arrangement(
     return min((each for each in arranged if each is not None), key=rank, default=None)
 
 
-def _orders(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]]:
+def _orders(candidates: Sequence[UnitOffer]) -> Iterator[tuple[UnitOffer, ...]]:
     """Yield every choice of a first and a last unit, with the others between them in their
     order.
     """
@@ -202,10 +193,10 @@ def _orders(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]
                 yield (first, *between, last)
 
 
-def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | None:
+def _arrange(order: Sequence[UnitOffer], cost: ModelCost) -> _Arrangement | None:
     rooms = [
-        candidate.room - _extra_bytes(index, len(order), cost)
-        for index, candidate in enumerate(order)
+        offer.usable_bytes - _stage_bytes(offer, cost) - _extra_bytes(index, len(order), cost)
+        for index, offer in enumerate(order)
     ]
     # A unit without room for a layer gets no part: rounding must not assign one to it.
     smallest_layer = min(cost.layer_bytes)
@@ -216,15 +207,15 @@ def _arrange(order: Sequence[_Candidate], cost: ModelCost) -> _Arrangement | Non
     if bounds is None:
         return None
     shares = tuple(
-        _Share(candidate=candidate, start_layer=start, end_layer=end)
-        for candidate, start, end in zip(order, [0, *bounds[:-1]], bounds, strict=True)
+        _Share(offer=offer, start_layer=start, end_layer=end)
+        for offer, start, end in zip(order, [0, *bounds[:-1]], bounds, strict=True)
     )
     if any(end in cost.no_cuts for end in bounds[:-1]):
         return None
     fullest = 0.0
     for index, share in enumerate(shares):
         used = _used_bytes(share, index, len(shares), cost)
-        usable = share.candidate.offer.usable_bytes
+        usable = share.offer.usable_bytes
         if used > usable:
             return None
         if used > 0:

@@ -16,7 +16,7 @@ time (``usable_share`` below 1), everything takes proportionally longer over man
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -172,13 +172,9 @@ class UnitSpeed:
                 return num_tokens / self.fast_bf16.value
             if format.is_quantized and is_prompt:
                 return _UNPACKING * of_chunk + num_tokens / self.fast_bf16.value
-        before = curve[0]
-        for point in curve[1:]:
-            if num_tokens <= point[0]:
-                share = (num_tokens - before[0]) / (point[0] - before[0])
-                return before[1] + share * (point[1] - before[1])
-            before = point
         beyond = num_tokens - TRIAL_PREFILL_TOKENS
+        if beyond <= 0:
+            return interpolated(curve, num_tokens)
         return of_chunk * (1 + _BEYOND_CHUNK * beyond / TRIAL_PREFILL_TOKENS)
 
     def _curve(self, format: TensorFormat) -> tuple[float, tuple[tuple[float, float], ...]]:
@@ -206,6 +202,24 @@ class UnitSpeed:
         chunk_at = float(TRIAL_PREFILL_TOKENS)
         few = ((1.0, 0.0), (2.0, 0.05 * batch), (4.0, 0.2 * batch), (8.0, batch))
         return of_chunk, (*few, (chunk_at, of_chunk))
+
+
+def interpolated(points: Iterable[tuple[float, float]], x: float) -> float:
+    """Return the value at ``x`` on the line through ``points``; beyond its ends, that of the end.
+
+    There are one or more points, in order.
+    """
+    before: tuple[float, float] | None = None
+    for point in points:
+        if x <= point[0]:
+            if before is None:
+                return point[1]
+            share = (x - before[0]) / (point[0] - before[0])
+            return before[1] + share * (point[1] - before[1])
+        before = point
+    if before is None:
+        raise ValueError("there are no points")
+    return before[1]
 
 
 def unit_speed(
@@ -345,13 +359,12 @@ def _layer_seconds(decode: Estimate | None, read: Estimate | None, *, is_shared:
     For a device with memory of its own, this is the difference between the trial and the rate of
     reading alone.
     """
+    usual = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
     if decode is None:
-        value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
-        return Estimate(value=value, basis=Basis.ASSUMED)
+        return Estimate(value=usual, basis=Basis.ASSUMED)
     most = (1 - _LEAST_REST) / decode.value / TRIAL_LAYERS  # included in the trial
     if is_shared or read is None or read.basis is not Basis.MEASURED:
-        value = _SHARED_LAYER_SECONDS if is_shared else _OWN_LAYER_SECONDS
-        return Estimate(value=min(value, most), basis=decode.basis)
+        return Estimate(value=min(usual, most), basis=decode.basis)
     rest = (1 / decode.value - TRIAL_BYTES / read.value) / TRIAL_LAYERS
     value = min(max(rest, _LEAST_LAYER_SECONDS), _MOST_LAYER_SECONDS, most)
     return Estimate(value=value, basis=decode.basis)

@@ -8,7 +8,7 @@ additional stages on units that have room. A unit may then have several stages.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -110,7 +110,8 @@ def _whole_groups(
     If there are several holders of one part, it is the one of the highest rank whose unit has no
     other part.
     """
-    groups: dict[tuple[HeldStage, tuple[int, ...]], list[Holding]] = {}
+    groups: defaultdict[tuple[HeldStage, tuple[int, ...]], defaultdict[int, list[Holding]]]
+    groups = defaultdict(lambda: defaultdict(list))
     for each in sorted(holdings, key=rank, reverse=True):
         shard = each.stage.shard
         if shard.part is None:
@@ -125,16 +126,13 @@ def _whole_groups(
                 device_bytes=0,
                 is_mapped=False,
             )
-            groups.setdefault((common, shard.part.shares), []).append(each)
-    for (common, shares), held in groups.items():
+            groups[common, shard.part.shares][shard.part.member].append(each)
+    for (_, shares), held in groups.items():
         members: list[Holding] = []
-        shards = common.shard.divided(shares)
-        for shard in shards:
+        for member in range(len(shares)):
             units = {each.unit for each in members}
-            members += [
-                each for each in held if each.stage.shard == shard and each.unit not in units
-            ][:1]
-        if len(members) == len(shards):
+            members += [each for each in held[member] if each.unit not in units][:1]
+        if len(members) == len(shares):
             yield tuple(members)
 
 

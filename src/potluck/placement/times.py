@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple, TypeVar
 
 from potluck.models.work import num_visible, share_of_experts
-from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed
+from potluck.placement.speed import QUOTA_PERIOD_SECONDS, UnitSpeed, interpolated
 from potluck.placement.work import ModelWork, PartWork
 from potluck.types.placement import Basis
 from potluck.types.speed import StepTime
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 LEAST_SECONDS = 1e-9
 """The minimum time of any part: no time is 0."""
@@ -32,6 +36,14 @@ _SAMPLES_OF_PRIOR = 4.0
 _SAMPLES_OF_SERVED = 8
 _MOST_STEP_TIMES = 1000
 """The maximum number of step times of a unit that are considered."""
+
+
+def once_each(values: Iterable[_T], result_of: Callable[[_T], _R]) -> list[_R]:
+    """Return the result for each value; it is computed once for values that are one object."""
+    ordered = list(values)
+    distinct = {id(each): each for each in ordered}
+    results = {key: result_of(each) for key, each in distinct.items()}
+    return [results[id(each)] for each in ordered]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,37 +88,33 @@ class PartTimes:
         return short if fits else self.seconds(start, end)
 
 
+class CorrectionPoint(NamedTuple):
+    """The factor by which steps of ``num_tokens`` take longer than predicted."""
+
+    num_tokens: int
+    factor: float
+    num_samples: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """The factor by which steps take longer than predicted, at ``num_tokens`` in ascending
-    order.
-    """
+    """The factor by which steps take longer than predicted, by tokens in ascending order."""
 
-    num_tokens: tuple[int, ...] = ()
-    factors: tuple[float, ...] = ()
-    num_samples: tuple[int, ...] = ()
+    points: tuple[CorrectionPoint, ...] = ()
 
     def at(self, num_tokens: int) -> float:
         """Return the factor, interpolated on a logarithmic scale; 1 if nothing was measured."""
-        if not self.num_tokens:
+        if not self.points:
             return 1.0
-        x = math.log(max(1, num_tokens))
-        before = (math.log(self.num_tokens[0]), math.log(self.factors[0]))
-        if x <= before[0]:
-            return math.exp(before[1])
-        for tokens, factor in zip(self.num_tokens[1:], self.factors[1:], strict=True):
-            point = (math.log(tokens), math.log(factor))
-            if x <= point[0]:
-                share = (x - before[0]) / (point[0] - before[0])
-                return math.exp(before[1] + share * (point[1] - before[1]))
-            before = point
-        return math.exp(before[1])
+        points = ((math.log(each.num_tokens), math.log(each.factor)) for each in self.points)
+        return math.exp(interpolated(points, math.log(max(1, num_tokens))))
 
     def is_served(self, num_tokens: int) -> bool:
         """Return whether enough steps of about this many tokens were measured."""
         return any(
-            count >= _SAMPLES_OF_SERVED and tokens / 2 <= num_tokens <= tokens * 2
-            for tokens, count in zip(self.num_tokens, self.num_samples, strict=True)
+            each.num_samples >= _SAMPLES_OF_SERVED
+            and each.num_tokens / 2 <= num_tokens <= each.num_tokens * 2
+            for each in self.points
         )
 
 
@@ -124,17 +132,7 @@ class UnitTimes:
 
         Each sees ``context_tokens`` positions, including its own.
         """
-        num_sequences = max(1, num_sequences)
-        factor = self.decode_correction.at(num_sequences)
-        is_served = self.decode_correction.is_served(num_sequences)
-        return self._times(
-            num_tokens=num_sequences,
-            num_wanted=num_sequences,
-            context_tokens=context_tokens,
-            is_prompt=False,
-            factor=factor,
-            basis=Basis.SERVED if is_served else self.speed.decode_basis,
-        )
+        return self.step(max(1, num_sequences), context_tokens, is_prompt=False)
 
     def prefill(self, num_tokens: int, context_tokens: int = 0) -> PartTimes:
         """Return the times of a step with a chunk of ``num_tokens`` of one prompt.
@@ -143,19 +141,10 @@ class UnitTimes:
         is sampled after the last one.
         """
         num_tokens = max(1, num_tokens)
-        factor = self.prefill_correction.at(num_tokens)
-        is_served = self.prefill_correction.is_served(num_tokens)
-        return self._times(
-            num_tokens=num_tokens,
-            num_wanted=1,
-            context_tokens=max(context_tokens, num_tokens),
-            is_prompt=True,
-            factor=factor,
-            basis=Basis.SERVED if is_served else self.speed.prefill_basis,
-        )
+        return self.step(num_tokens, max(context_tokens, num_tokens), is_prompt=True)
 
     def corrected(self, step_times: Iterable[StepTime]) -> UnitTimes:
-        """Return these times, corrected by what workers measured for models of this shape.
+        """Return these uncorrected times, corrected by what workers measured for this shape.
 
         Implausible figures, which another node sent, are ignored.
         """
@@ -163,55 +152,42 @@ class UnitTimes:
         believed = [each for each in first if each.is_plausible]
         decodes = [each for each in believed if each.num_tokens == each.num_sequences]
         prefills = [each for each in believed if each.num_tokens > each.num_sequences]
-        plain = UnitTimes(work=self.work, speed=self.speed)
-        return UnitTimes(
-            work=self.work,
-            speed=self.speed,
-            decode_correction=_correction(plain, decodes),
-            prefill_correction=_correction(plain, prefills),
+        return replace(
+            self,
+            decode_correction=_correction(self, decodes),
+            prefill_correction=_correction(self, prefills),
         )
 
-    def _times(
-        self,
-        *,
-        num_tokens: int,
-        num_wanted: int,
-        context_tokens: int,
-        is_prompt: bool,
-        factor: float,
-        basis: Basis,
-    ) -> PartTimes:
+    def correction(self, *, is_prompt: bool) -> Correction:
+        """Return the correction of a step of one prompt, or of one that decodes."""
+        return self.prefill_correction if is_prompt else self.decode_correction
+
+    def step(self, num_tokens: int, context_tokens: int, *, is_prompt: bool) -> PartTimes:
+        """Return the times of a step of one prompt (``prefill``), or of one that decodes."""
         speed, work = self.speed, self.work
-        scale = factor / speed.usable_share
+        correction = self.correction(is_prompt=is_prompt)
+        basis = speed.prefill_basis if is_prompt else speed.decode_basis
+        num_wanted = 1 if is_prompt else num_tokens
+        scale = correction.at(num_tokens) / speed.usable_share
         model_bytes = work.num_bytes
-        seconds: dict[int, float] = {}
-        for part in work.layers:
-            if id(part) not in seconds:
-                seconds[id(part)] = _bounded(
-                    scale
-                    * (
-                        speed.layer_seconds.value
-                        + part_seconds(
-                            speed,
-                            part,
-                            num_tokens,
-                            context_tokens,
-                            model_bytes,
-                            is_prompt=is_prompt,
-                        )
-                    )
-                )
+
+        def layer_seconds(part: PartWork) -> float:
+            computing = part_seconds(
+                speed, part, num_tokens, context_tokens, model_bytes, is_prompt=is_prompt
+            )
+            return _bounded(scale * (speed.layer_seconds.value + computing))
+
         head = _product_seconds(speed, work.head, num_wanted, model_bytes, is_prompt=False)
         head += num_wanted * work.config.vocab_size * speed.seconds_per_logit
         embedding = num_tokens * work.hidden_size * speed.seconds_per_embedded_value
         return PartTimes(
             item_seconds=(
                 _bounded(scale * embedding),
-                *(seconds[id(part)] for part in work.layers),
+                *once_each(work.layers, layer_seconds),
                 _bounded(scale * head),
             ),
             stage_seconds=_bounded(scale * speed.step_seconds.value),
-            basis=basis,
+            basis=Basis.SERVED if correction.is_served(num_tokens) else basis,
             usable_share=speed.usable_share,
             quota_period_seconds=speed.quota_period_seconds,
         )
@@ -297,17 +273,12 @@ def _correction(times: UnitTimes, measured: Sequence[StepTime]) -> Correction:
         nearest = _ratio(times.speed, each.seconds, _predicted(times, each))
         bounded = min(max(nearest, 1 / _MOST_RATIO), _MOST_RATIO)
         by_tokens.setdefault(each.num_tokens, []).append((bounded, each.num_samples))
-    num_tokens = sorted(by_tokens)
-    factors, counts = [], []
-    for tokens in num_tokens:
-        ratios = by_tokens[tokens]
+    points = []
+    for num_tokens, ratios in sorted(by_tokens.items()):
         count = sum(samples for _, samples in ratios)
         weight = count / (count + _SAMPLES_OF_PRIOR)
-        factors.append(_weighted_median(ratios) ** weight)
-        counts.append(count)
-    return Correction(
-        num_tokens=tuple(num_tokens), factors=tuple(factors), num_samples=tuple(counts)
-    )
+        points.append(CorrectionPoint(num_tokens, _weighted_median(ratios) ** weight, count))
+    return Correction(points=tuple(points))
 
 
 def _predicted(times: UnitTimes, step: StepTime) -> float:

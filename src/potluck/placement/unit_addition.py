@@ -40,15 +40,14 @@ def best_additions(
     problem: PathProblem,
     loaded: tuple[PathProblem, int],
     cuts: Sequence[Cut],
-    units: Sequence[int],
-    usable_bytes: Mapping[int, int] | Sequence[int],
+    usable_bytes: Mapping[int, int],
 ) -> dict[int, UnitAddition | None]:
     """Return the best choice for each unit; None for a unit that has no room for a layer.
 
     ``problem`` is that of a step of one sequence, and ``loaded`` that of a step when all streams
-    decode, with the number of steps in flight. ``usable_bytes`` are those of the ``units``, by
-    their indices.
+    decode, with the number of steps in flight. ``usable_bytes`` are by the indices of the units.
     """
+    units = tuple(usable_bytes)
     loaded_problem, in_flight = loaded
     base_seconds = problem.path_seconds(tuple(cuts))
     result: dict[int, UnitAddition | None] = {}
@@ -148,7 +147,7 @@ def _bytes(problem: PathProblem, units: NDArray[np.int64], parts: _Parts) -> Byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """The times of a step with each part on each unit: path time, and time at the bottleneck."""
+    """Times with each part on each unit: of the path, or a part of it, and at its bottleneck."""
 
     path_seconds: Floats
     busiest_seconds: Floats
@@ -162,8 +161,8 @@ def _times(
     sums = _sums(problem.item_seconds[units])
     own = sums[:, None, parts.end] - sums[:, parts.start, None]
     own = own + problem.stage_seconds[units, None, None]
-    before = _Neighbour.of(problem, cuts, position - 1, units, parts.start, is_before=True)
-    after = _Neighbour.of(problem, cuts, position, units, parts.end, is_before=False)
+    before = _neighbour(problem, cuts, position - 1, units, parts.start, is_before=True)
+    after = _neighbour(problem, cuts, position, units, parts.end, is_before=False)
     others = [
         problem.seconds_of(cut)
         for index, cut in enumerate(cuts)
@@ -182,48 +181,41 @@ def _times(
     return _Times(path_seconds=path, busiest_seconds=np.maximum(np.maximum(busiest, own), rest))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Neighbour:
-    """A stage next to the part, with the hops on both of its sides, by unit and by what it keeps.
+def _neighbour(
+    problem: PathProblem,
+    cuts: Sequence[Cut],
+    index: int,
+    units: NDArray[np.int64],
+    bound: NDArray[np.int64],
+    *,
+    is_before: bool,
+) -> _Times:
+    """Return the times of a stage next to the part, with the hops on both of its sides, by unit and
+    by what it keeps.
 
     It may be missing, or have lost all of its items; then there is one hop, to the stage beyond it.
     """
-
-    path_seconds: Floats
-    busiest_seconds: Floats
-
-    @classmethod
-    def of(
-        cls,
-        problem: PathProblem,
-        cuts: Sequence[Cut],
-        index: int,
-        units: NDArray[np.int64],
-        bound: NDArray[np.int64],
-        *,
-        is_before: bool,
-    ) -> _Neighbour:
-        hop, busy = problem.hop_seconds, problem.busy_seconds
-        if not is_before:
-            hop, busy = hop.T, busy.T
-        if not 0 <= index < len(cuts):
-            shape = (len(units), len(bound))
-            return cls(
-                path_seconds=np.broadcast_to(hop[-1, units][:, None], shape),
-                busiest_seconds=np.broadcast_to(busy[-1, units][:, None], shape),
-            )
-        cut = cuts[index]
-        beyond_index = index - 1 if is_before else index + 1
-        beyond = cuts[beyond_index].unit if 0 <= beyond_index < len(cuts) else -1
-        sums = _sums(problem.item_seconds[cut.unit])
-        kept = sums[bound] - sums[cut.start] if is_before else sums[cut.end] - sums[bound]
-        kept = kept + problem.stage_seconds[cut.unit]
-        is_kept = bound > cut.start if is_before else bound < cut.end
-        path = kept[None, :] + hop[beyond, cut.unit] + hop[cut.unit, units][:, None]
-        busiest = np.maximum(
-            np.maximum(kept[None, :], busy[beyond, cut.unit]), busy[cut.unit, units][:, None]
+    hop, busy = problem.hop_seconds, problem.busy_seconds
+    if not is_before:
+        hop, busy = hop.T, busy.T
+    if not 0 <= index < len(cuts):
+        shape = (len(units), len(bound))
+        return _Times(
+            path_seconds=np.broadcast_to(hop[-1, units][:, None], shape),
+            busiest_seconds=np.broadcast_to(busy[-1, units][:, None], shape),
         )
-        return cls(
-            path_seconds=np.where(is_kept[None, :], path, hop[beyond, units][:, None]),
-            busiest_seconds=np.where(is_kept[None, :], busiest, busy[beyond, units][:, None]),
-        )
+    cut = cuts[index]
+    beyond_index = index - 1 if is_before else index + 1
+    beyond = cuts[beyond_index].unit if 0 <= beyond_index < len(cuts) else -1
+    sums = _sums(problem.item_seconds[cut.unit])
+    kept = sums[bound] - sums[cut.start] if is_before else sums[cut.end] - sums[bound]
+    kept = kept + problem.stage_seconds[cut.unit]
+    is_kept = bound > cut.start if is_before else bound < cut.end
+    path = kept[None, :] + hop[beyond, cut.unit] + hop[cut.unit, units][:, None]
+    busiest = np.maximum(
+        np.maximum(kept[None, :], busy[beyond, cut.unit]), busy[cut.unit, units][:, None]
+    )
+    return _Times(
+        path_seconds=np.where(is_kept[None, :], path, hop[beyond, units][:, None]),
+        busiest_seconds=np.where(is_kept[None, :], busiest, busy[beyond, units][:, None]),
+    )

@@ -43,6 +43,10 @@ LoadedBytes = Callable[[TensorInfo], int]
 """``EngineCost.loaded_bytes``: the size of a weight in the format in which it is loaded."""
 
 
+_WITHIN_LAYER = (Attention, CausalConv, GatedDelta, StateScan)
+"""Ops that are assigned to the current layer; their weights, if any, do not identify it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """Matrices of one format by which the tokens of a step are multiplied.
@@ -104,14 +108,13 @@ class ModelWork:
         for layer in self.layers:
             for product in layer.products:
                 num_bytes[product.format] += product.num_bytes
-        return max(num_bytes, key=lambda each: (num_bytes[each], each.label), default=_NO_FORMAT)
+        return max(
+            num_bytes, key=lambda each: (num_bytes[each], each.label), default=TensorFormat.F32
+        )
 
     def shape(self, arithmetic: Arithmetic) -> str:
         """Return the shape under which step times of this model are stored (``model_shape``)."""
         return model_shape(self.config, self.dominant_format.label, arithmetic)
-
-
-_NO_FORMAT = TensorFormat.F32
 
 
 def model_work(
@@ -160,10 +163,6 @@ def model_work(
         head=head.work(),
         num_bytes=sum(product.num_bytes for product in all_products),
     )
-
-
-_WITHIN_LAYER = (Attention, CausalConv, GatedDelta, StateScan)
-"""Ops that are assigned to the current layer; their weights, if any, do not identify it."""
 
 
 class PartCounter:

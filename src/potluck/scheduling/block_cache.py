@@ -26,28 +26,13 @@ _NOBODY = SequenceId(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullBlock:
-    """A full block. ``full_hash`` covers all tokens up to its end, ``parent`` those before it."""
-
-    block: int
-    full_hash: bytes
-    parent: bytes
-    tokens: tuple[int, ...]
-
-    @property
-    def hashed(self) -> HashedBlock:
-        """Return the block in the form used by stages."""
-        return HashedBlock(block=self.block, hash=self.full_hash, parent=self.parent)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
     """Blocks that are to be restored from disk, in the order of their positions.
 
     They follow the blocks in ``held``, which cannot be evicted meanwhile.
     """
 
-    blocks: tuple[FullBlock, ...]
+    blocks: tuple[HashedBlock, ...]
     held: tuple[int, ...]
 
 
@@ -105,7 +90,7 @@ class BlockCache:
         self._is_stored = limits.disk_salt is not None
         self._has_states = limits.num_states > 0
         self._totals = totals
-        self._filled: dict[int, FullBlock] = {}
+        self._filled: dict[int, HashedBlock] = {}
         self.root = root_hash(limits.disk_salt or b"")
         self.index = PrefixIndex()
         self.pending = PendingBlocks()
@@ -201,23 +186,26 @@ class BlockCache:
             return None
         self._pool.hold(match.blocks)
         blocks = tuple(
-            _full_block(sequence, index, block)
+            _hashed(sequence, index, block)
             for index, block in enumerate(self._pool.take(num_blocks), start)
         )
-        self.pending.add((each.full_hash for each in blocks), None)
+        self.pending.add((each.hash for each in blocks), None)
         return Restoration(blocks=blocks, held=match.blocks)
 
-    def insert_restored(self, restoration: Restoration, num_restored: int) -> None:
+    def insert_restored(
+        self, sequence: SequenceState, restoration: Restoration, num_restored: int
+    ) -> None:
         """Keep the first ``num_restored`` blocks, which were restored, and free the others."""
         self._totals.num_restored_tokens += num_restored * KV_BLOCK_TOKENS
-        for each in restoration.blocks[:num_restored]:
-            if self.index.publish(each.block, each.parent, each.tokens, each.full_hash):
+        for index, each in enumerate(restoration.blocks[:num_restored], len(restoration.held)):
+            tokens = _tokens_of(sequence, index)
+            if self.index.publish(each.block, each.parent, tokens, each.hash):
                 self._pool.keep(each.block)
-        self.pending.give_up((each.full_hash for each in restoration.blocks), None)
+        self.pending.give_up((each.hash for each in restoration.blocks), None)
         self._pool.give_back(each.block for each in reversed(restoration.blocks))
         self._pool.give_back(reversed(restoration.held))
 
-    def take_filled(self, most: int) -> tuple[FullBlock, ...]:
+    def take_filled(self, most: int) -> tuple[HashedBlock, ...]:
         """Return up to ``most`` full blocks that were computed and not evicted, each only once."""
         blocks = tuple(islice(self._filled, most))
         return tuple(self._filled.pop(block) for block in blocks)
@@ -263,11 +251,9 @@ class BlockCache:
 
     def _publish(self, sequence: SequenceState, index: int, num_tokens: int) -> None:
         chain, block = sequence.chain, sequence.block_table[index]
-        start = index * KV_BLOCK_TOKENS
         full_hash = chain.after(index + 1) if num_tokens == KV_BLOCK_TOKENS else None
-        is_new = self.index.publish(
-            block, chain.after(index), sequence.tokens[start : start + num_tokens], full_hash
-        )
+        tokens = _tokens_of(sequence, index)[:num_tokens]
+        is_new = self.index.publish(block, chain.after(index), tokens, full_hash)
         if not is_new:
             self._pool.discard(block)
             if self._has_states and full_hash is not None:
@@ -277,7 +263,7 @@ class BlockCache:
             return
         self._pool.keep(block)
         if self._is_stored and full_hash is not None:
-            self._filled[block] = _full_block(sequence, index, block)
+            self._filled[block] = _hashed(sequence, index, block)
         for other in self.index.superseded(block):
             if not self._pool.is_held(other):
                 self.index.forget(other)
@@ -291,12 +277,12 @@ class BlockCache:
             self.on_evict(hashes)
 
 
-def _full_block(sequence: SequenceState, index: int, block: int) -> FullBlock:
-    """Return the sequence's block ``index``, whose place in the cache is ``block``."""
-    chain, start = sequence.chain, index * KV_BLOCK_TOKENS
-    return FullBlock(
-        block=block,
-        full_hash=chain.after(index + 1),
-        parent=chain.after(index),
-        tokens=tuple(sequence.tokens[start : start + KV_BLOCK_TOKENS]),
-    )
+def _hashed(sequence: SequenceState, index: int, block: int) -> HashedBlock:
+    """Return the sequence's full block ``index``, whose place in the cache is ``block``."""
+    chain = sequence.chain
+    return HashedBlock(block=block, hash=chain.after(index + 1), parent=chain.after(index))
+
+
+def _tokens_of(sequence: SequenceState, index: int) -> list[int]:
+    """Return the tokens in the sequence's block ``index``."""
+    return sequence.tokens[index * KV_BLOCK_TOKENS : (index + 1) * KV_BLOCK_TOKENS]

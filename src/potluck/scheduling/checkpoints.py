@@ -37,6 +37,11 @@ _LIKELY = 16
 (8 to 16 slots, one to three conversations)."""
 
 
+_CHECKPOINT_PARTS = 4
+"""One slot in this many remains for checkpoints: without any, the next turn of a chat would be
+computed from its beginning."""
+
+
 class CheckpointKind(enum.Enum):
     """Why a checkpoint was made.
 
@@ -201,11 +206,6 @@ def _weight(kind: CheckpointKind) -> int:
     return 1 if kind is CheckpointKind.ON_THE_WAY else _LIKELY
 
 
-_CHECKPOINT_PARTS = 4
-"""One slot in this many remains for checkpoints: without any, the next turn of a chat would be
-computed from its beginning."""
-
-
 class StatePool:
     """The slots ``[0, num_states)`` of live sequences and checkpoints. Not thread-safe.
 
@@ -275,15 +275,11 @@ class StatePool:
         num_spare = len(self._free) + sum(each.is_known for each in self.checkpoints)
         if self._num_live < self._most_live and num_spare < 2:
             return None
-        if not self._free:
-            if len(self.checkpoints) <= self.num_states // _CHECKPOINT_PARTS:
-                return None
-            victim = self.checkpoints.least_useful()
-            if victim is None:
-                return None
-            self.evict(victim)
-        self._num_snapshots += 1
-        return self._free.pop()
+        if not self._free and len(self.checkpoints) <= self.num_states // _CHECKPOINT_PARTS:
+            return None
+        slot = self.reserve()
+        self._num_snapshots += slot is not None
+        return slot
 
     def give_back_snapshot(self, slot: int) -> None:
         """Free the slot of a snapshot."""

@@ -24,7 +24,7 @@ _LEAST_SOUGHT_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Seeking:
-    """Blocks that are being restored for a sequence: those before its block ``end``.
+    """Blocks that are being restored for a sequence.
 
     If the model has a state, the one after some of them is to be restored to the slot ``state``, if
     there was room.
@@ -32,7 +32,6 @@ class _Seeking:
 
     sequence: SequenceState
     restoration: Restoration
-    end: int
     state: int | None
 
 
@@ -81,9 +80,9 @@ class Restorer:
         if restoration is None:
             sequence.num_sought_blocks = None
             return False
-        sequence.awaited = restoration.blocks[-1].full_hash
+        sequence.awaited = restoration.blocks[-1].hash
         state = None if self._states is None else self._states.pool.reserve()
-        self._due.append(_Seeking(sequence, restoration, start + count, state))
+        self._due.append(_Seeking(sequence, restoration, state))
         return True
 
     def take_due(self, step_id: StepId) -> Step:
@@ -93,7 +92,7 @@ class Restorer:
         return Step(
             step_id=step_id,
             slices=(),
-            restores=tuple(each.hashed for each in seeking.restoration.blocks),
+            restores=seeking.restoration.blocks,
             restored_state=seeking.state,
         )
 
@@ -103,9 +102,10 @@ class Restorer:
         if seeking is None:
             return
         sequence, restoration = seeking.sequence, seeking.restoration
-        self._blocks.insert_restored(restoration, num_restored)
-        lacks_some = num_restored < len(restoration.blocks)
-        sequence.num_sought_blocks = None if lacks_some else seeking.end
+        self._blocks.insert_restored(sequence, restoration, num_restored)
+        num_blocks = len(restoration.blocks)
+        lacks_some = num_restored < num_blocks
+        sequence.num_sought_blocks = None if lacks_some else len(restoration.held) + num_blocks
         if self._states is None or seeking.state is None:
             return
         prefix = None

@@ -221,8 +221,7 @@ class Dispatcher:
     def fail_all(self, error: PotluckError) -> None:
         """End every live sequence with ``error``."""
         with self._lock, self._breaking(self._attachment):
-            for entry in self._ledger:
-                self._fail(entry.sequence_id, error)
+            self._fail_every(error)
 
     def close(self, reason: PotluckError | None = None) -> None:
         """End every live sequence with ``reason``, then the stages. Idempotent."""
@@ -233,8 +232,7 @@ class Dispatcher:
             self._is_closed = True
             attachment, self._attachment = self._attachment, None
             with self._breaking(attachment):
-                for entry in self._ledger:
-                    self._fail(entry.sequence_id, error)
+                self._fail_every(error)
                 self._scheduler.close()
         if attachment is not None and attachment.pipeline is not None:
             attachment.pipeline.close()
@@ -310,6 +308,10 @@ class Dispatcher:
         if entry is not None:
             self._tell(entry, error)
 
+    def _fail_every(self, error: PotluckError) -> None:
+        for entry in self._ledger:
+            self._fail(entry.sequence_id, error)
+
     def _submit_steps(self) -> None:
         attachment = self._attachment
         if attachment is None or attachment.pipeline is None or attachment.is_stopped:
@@ -348,8 +350,7 @@ class Dispatcher:
                 attachment.is_stopped = True
             if self._on_broken is None:
                 self._broken = broken
-                for entry in self._ledger:
-                    self._fail(entry.sequence_id, broken)
+                self._fail_every(broken)
                 return
             if attachment is not None and not attachment.in_flight:
                 # The cause is unknown: it may be any live sequence.

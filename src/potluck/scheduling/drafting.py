@@ -65,39 +65,29 @@ class Drafting:
     def __init__(self, source: DraftSource | None, num_steps: int) -> None:
         self._source = source
         self._drafted: dict[SequenceId, _Drafted | None] = {}
-        self._num_drafted = 0
-        self._num_accepted = 0
-        self._num_verifications = 0
-        self._num_samples = 0
-        self._num_cancelled = 0
+        self._totals = DraftTotals()
         self._cancelled: set[StepId] = set()
         self.lengths = self._new_lengths(num_steps)
 
     @property
     def totals(self) -> DraftTotals:
         """Return the counts so far, over all restarts."""
-        return DraftTotals(
-            num_drafted=self._num_drafted,
-            num_accepted=self._num_accepted,
-            num_verifications=self._num_verifications,
-            num_samples=self._num_samples,
-            num_cancelled=self._num_cancelled,
-        )
+        return replace(self._totals)
 
     def restart(self, num_steps: int) -> None:
         """Start again with other stages, up to ``num_steps`` steps at a time; none so far."""
         self._cancelled.clear()
         self.lengths = self._new_lengths(num_steps)
 
-    def record(self, seconds: float, step: StepInFlight) -> None:
+    def record(self, seconds: float, in_flight: StepInFlight) -> None:
         """Record that a step took ``seconds`` since it was formed, or since the end of the one
         before.
         """
-        is_decode = not any(part.num_chunk_tokens for part in step.scheduled)
-        if step.scheduled and is_decode and step.is_telling:
-            num_sequences = len(step.scheduled)
-            kind = replace(step.kind, num_sequences=num_sequences)
-            self.lengths.record(seconds, kind, step.num_tokens - num_sequences)
+        is_decode = not any(part.num_chunk_tokens for part in in_flight.scheduled)
+        if in_flight.scheduled and is_decode and in_flight.is_telling:
+            num_sequences = len(in_flight.scheduled)
+            kind = replace(in_flight.kind, num_sequences=num_sequences)
+            self.lengths.record(seconds, kind, in_flight.step.num_tokens - num_sequences)
 
     def begin(self, builder: StepBuilder, num_sequences: int, num_decoding: int) -> None:
         """Begin a step with ``num_sequences`` of ``num_decoding`` that decode."""
@@ -194,11 +184,11 @@ class Drafting:
         """Return which of these steps are to be cancelled, each only once."""
         steps = tuple(
             step_id
-            for step_id, step in void.items()
-            if step.can_be_skipped and step_id not in self._cancelled
+            for step_id, each in void.items()
+            if each.step.can_be_skipped and step_id not in self._cancelled
         )
         self._cancelled.update(steps)
-        self._num_cancelled += len(steps)
+        self._totals.num_cancelled += len(steps)
         return steps
 
     def was_cancelled(self, step_id: StepId) -> bool:
@@ -242,10 +232,11 @@ class Drafting:
         if begins_with_draft:
             drafted.history.went_ahead(self.lengths.saved_by_live)
         num_accepted = num_right + begins_with_draft
-        self._num_drafted += num_drafts
-        self._num_accepted += num_accepted
-        self._num_verifications += 1
-        self._num_samples += num_samples
+        totals = self._totals
+        totals.num_drafted += num_drafts
+        totals.num_accepted += num_accepted
+        totals.num_verifications += 1
+        totals.num_samples += num_samples
         return num_drafted, num_accepted
 
     def _cost(self, part: Scheduled, step: StepInFlight) -> float:
@@ -262,8 +253,8 @@ class Drafting:
         """Record that a slice gave nothing: a draft before it was wrong, or its sequence is
         over.
         """
-        self._num_drafted += part.num_drafts
-        self._num_verifications += part.num_drafts > 0
+        self._totals.num_drafted += part.num_drafts
+        self._totals.num_verifications += part.num_drafts > 0
         drafted = self._drafted.get(part.sequence.sequence_id)
         if drafted is not None:
             drafted.num_dead += part.num_drafts

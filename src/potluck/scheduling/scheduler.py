@@ -237,7 +237,7 @@ class Scheduler:
         if not builder.slices and not saves and not state_saves:
             return None
         last = next(reversed(self._steps_in_flight.values()), None)
-        is_longer = last is not None and builder.num_tokens > last.num_tokens
+        is_longer = last is not None and builder.num_tokens > last.step.num_tokens
         step = Step(
             step_id=StepId(next(self._step_ids)),
             slices=tuple(builder.slices),
@@ -246,14 +246,13 @@ class Scheduler:
             copies=tuple(builder.copies),
             state_copies=tuple(builder.state_copies),
             state_saves=state_saves,
-            saves=tuple(each.hashed for each in saves),
+            saves=saves,
             cancels=self._drafting.cancel(void),
         )
         self._closing.clear()
         self._steps_in_flight[step.step_id] = StepInFlight(
+            step,
             scheduled=tuple(builder.scheduled),
-            closed=step.closed,
-            can_be_skipped=step.can_be_skipped,
             kind=builder.kind,
             is_telling=not void and not is_longer,
         )
@@ -283,13 +282,13 @@ class Scheduler:
         if seconds is not None and not has_failed and not was_cancelled:
             num_chunk_tokens = sum(part.num_chunk_tokens for part in in_flight.scheduled)
             self._chunks.record(
-                seconds, num_tokens=in_flight.num_tokens, num_chunk_tokens=num_chunk_tokens
+                seconds, num_tokens=in_flight.step.num_tokens, num_chunk_tokens=num_chunk_tokens
             )
             self._drafting.record(seconds, in_flight)
         self._is_alone_in_flight = False  # no other step is in flight with such a step
         self._restorer.complete(step_id, num_restored, state_end)
         if has_failed:
-            self._closing.extend(in_flight.closed)
+            self._closing.extend(in_flight.step.closed)
         samples: dict[SequenceId, list[SampledToken]] = {}
         for sample in sampled:
             samples.setdefault(sample.sequence_id, []).append(sample)
@@ -322,7 +321,7 @@ class Scheduler:
 
     def _restoring_step(self) -> Step:
         step = self._restorer.take_due(StepId(next(self._step_ids)))
-        self._steps_in_flight[step.step_id] = StepInFlight()
+        self._steps_in_flight[step.step_id] = StepInFlight(step)
         return step
 
     def _fill(self, builder: StepBuilder, *, is_alone: bool) -> None:

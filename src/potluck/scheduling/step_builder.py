@@ -9,7 +9,7 @@ from potluck.scheduling.blocks import blocks_for
 from potluck.scheduling.checkpoints import Checkpoint
 from potluck.scheduling.draft_lengths import ALONE, StepKind
 from potluck.scheduling.sequence import SequenceState
-from potluck.types.step import BlockCopy, SequenceId, SequenceOpening, SequenceSlice, StateCopy
+from potluck.types.step import BlockCopy, SequenceOpening, SequenceSlice, StateCopy, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +50,16 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that is not complete: its sequences, and those that it closes.
+    """A ``step`` that is not complete, and the parts of its sequences.
 
-    For ``can_be_skipped`` see ``Step``. Its time ``is_telling`` for its ``kind`` unless a step
-    before it was cancelled, or the last one is shorter: then it takes longer than the slowest
-    stage.
+    Its time ``is_telling`` for its ``kind`` unless a step before it was cancelled, or the last one
+    is shorter: then it takes longer than the slowest stage.
     """
 
+    step: Step
     scheduled: tuple[Scheduled, ...] = ()
-    closed: tuple[SequenceId, ...] = ()
-    can_be_skipped: bool = False
     kind: StepKind = ALONE
     is_telling: bool = True
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of tokens that it computes."""
-        return sum(part.end - part.start for part in self.scheduled)
 
 
 @dataclass(slots=True)

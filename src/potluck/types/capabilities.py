@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import Origin
@@ -77,8 +79,8 @@ class DeviceCapabilities:
     model: str
     chip: str
     memory: int | None
-    total_memory: int | None
     flops: Flops
+    total_memory: int | None
     read_bytes_per_second: float | None
     f16: Support
     int8: Support
@@ -100,23 +102,6 @@ class DeviceCapabilities:
         return {"schema": SCHEMA, **self._entry(), "devices": [d._entry() for d in self.devices]}
 
     def _entry(self) -> dict[str, object]:
-        return {
-            "model": self.model,
-            "chip": self.chip,
-            "memory": self.memory,
-            "flops": asdict(self.flops),
-            "total_memory": self.total_memory,
-            "read_bytes_per_second": self.read_bytes_per_second,
-            "f16": asdict(self.f16),
-            "int8": asdict(self.int8),
-            "sources": {
-                name: {"origin": source["origin"].value, "text": source["text"]}
-                for name, source in asdict(self.sources).items()
-            },
-            "device_id": self.device_id,
-            "kind": self.kind.value,
-            "is_software": self.is_software,
-            "backend": self.backend,
-            "role": self.role.value,
-            "reason": self.reason,
-        }
+        entry: dict[str, object] = msgspec.to_builtins(self)
+        del entry["devices"]
+        return entry

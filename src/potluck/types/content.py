@@ -84,6 +84,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     main: str = ""
     hub: HubOrigin | None = None
 
+    @property
+    def contents(self) -> dict[str, FileContent]:
+        """The contents of the files by their names."""
+        return {file.name: file.content for file in self.files}
+
 
 class SourceKind(enum.StrEnum):
     """The source of bytes, nearest first."""

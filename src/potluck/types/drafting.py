@@ -56,9 +56,11 @@ class DraftSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftTotals:
     """Totals since the first start of a scheduler, across restarts.
+
+    Mutable, for the scheduler, which counts; everyone else has a copy.
 
     ``num_drafted`` tokens were sent for verification; ``num_accepted`` of them were right.
     ``num_samples`` tokens were sampled by the ``num_verifications`` slices that had drafts.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from potluck.types.document import Count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 

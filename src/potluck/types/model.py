@@ -389,6 +389,12 @@ class ModelConfig:
         """The number of elements of a vector."""
         return self.num_labels or self.hidden_size
 
+    @property
+    def no_cuts(self) -> frozenset[int]:
+        """The layers before which no stage may begin; see ``can_cut_before``."""
+        layers = range(self.num_layers + 1)
+        return frozenset(layer for layer in layers if not self.can_cut_before(layer))
+
     def can_cut_before(self, layer: int) -> bool:
         """Return whether one stage may end and the next begin before ``layer``.
 

@@ -149,8 +149,8 @@ class ModelCost:
     more than the sum of its parts. A stage that has only the embedding or only the head requires
     ``lone_embedding_bytes`` or ``lone_head_bytes`` in total, which is less.
 
-    Stages are not cut before the layers in ``no_cuts`` (see ``ModelConfig.can_cut_before``). The
-    sizes of layers that cannot be separated are only correct in total.
+    Stages are not cut before the layers in ``no_cuts`` (see ``ModelConfig.no_cuts``). The sizes of
+    layers that cannot be separated are only correct in total.
     """
 
     layer_bytes: tuple[int, ...]

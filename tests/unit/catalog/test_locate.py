@@ -3,24 +3,39 @@ from pathlib import Path
 import pytest
 
 from potluck.catalog.hub_cache import RepositoryFile, Snapshot
-from potluck.catalog.locate import DEMO_DIRECTORY, HubModel, ModelFiles, locate_model, parse_hub_id
+from potluck.catalog.locate import (
+    DEMO_DIRECTORY,
+    HubModel,
+    ModelFiles,
+    files_on_hub,
+    locate_model,
+    parse_hub_id,
+)
 from potluck.errors import ModelFileError, ModelNotFoundError
 from potluck.models.names import FileKind
 
 
-def no_download(model: HubModel) -> Snapshot:
-    raise AssertionError(f"{model} must not be asked for")
+def on_disk(name: str) -> ModelFiles:
+    files = locate_model(name)
+    assert isinstance(files, ModelFiles), f"{files} must not be asked for"
+    return files
+
+
+def on_hub(name: str, snapshot: Snapshot) -> ModelFiles:
+    model = locate_model(name)
+    assert isinstance(model, HubModel)
+    return files_on_hub(name, model, snapshot)
 
 
 def test_demo_is_the_model_in_the_package() -> None:
-    files = locate_model("demo", no_download)
+    files = on_disk("demo")
     assert files.path == DEMO_DIRECTORY
     assert files.kind is FileKind.HUGGING_FACE
 
 
 def test_a_directory_with_config_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert locate_model(str(tmp_path), no_download) == ModelFiles(
+    assert on_disk(str(tmp_path)) == ModelFiles(
         name=str(tmp_path), kind=FileKind.HUGGING_FACE, path=tmp_path
     )
 
@@ -29,7 +44,7 @@ def test_a_directory_with_config_json(tmp_path: Path) -> None:
 def test_a_gguf_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.touch()
-    assert locate_model(str(path), no_download).kind is FileKind.GGUF
+    assert on_disk(str(path)).kind is FileKind.GGUF
 
 
 @pytest.mark.parametrize(
@@ -54,7 +69,7 @@ def test_a_directory_stands_for_its_only_model(
 ) -> None:
     for name in names:
         (tmp_path / name).touch()
-    files = locate_model(str(tmp_path), no_download)
+    files = on_disk(str(tmp_path))
     if expected is None:
         assert (files.kind, files.path) == (FileKind.HUGGING_FACE, tmp_path)
     else:
@@ -113,7 +128,7 @@ def test_a_directory_that_is_no_model_says_what_to_do(
     if "adapter_config.json" in names:
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     with pytest.raises(ModelNotFoundError) as caught:
-        locate_model(str(tmp_path), no_download)
+        on_disk(str(tmp_path))
     assert message in caught.value.message
     assert hint.format(tmp_path) in caught.value.hint
 
@@ -122,7 +137,7 @@ def test_a_directory_that_is_no_model_says_what_to_do(
 def test_an_adapter_that_does_not_name_its_base(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "adapter_config.json").write_bytes(content)
     with pytest.raises(ModelNotFoundError, match="an adapter for its base model"):
-        locate_model(str(tmp_path), no_download)
+        on_disk(str(tmp_path))
 
 
 REPOSITORY = (
@@ -155,7 +170,7 @@ def repository(*names: str, is_listed: bool = True) -> Snapshot:
     ],
 )
 def test_a_quantization_names_a_file_of_a_repository(tag: str, expected: str) -> None:
-    files = locate_model(f"org/name:{tag}", lambda _: repository(*REPOSITORY))
+    files = on_hub(f"org/name:{tag}", repository(*REPOSITORY))
     assert files.kind is FileKind.GGUF
     assert files.pinned_name == f"org/name@{'0' * 40}:{expected}"
     assert files.name == f"org/name:{tag}"
@@ -171,7 +186,7 @@ def test_a_quantization_names_a_file_of_a_repository(tag: str, expected: str) ->
 )
 def test_a_quantization_that_is_not_clear(tag: str, message: str, hint: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        locate_model(f"org/name:{tag}", lambda _: repository(*REPOSITORY))
+        on_hub(f"org/name:{tag}", repository(*REPOSITORY))
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert "mmproj" not in caught.value.hint
@@ -180,60 +195,53 @@ def test_a_quantization_that_is_not_clear(tag: str, message: str, hint: str) -> 
 
 def test_a_quantization_is_not_denied_where_the_hub_was_not_asked() -> None:
     partly = repository("x-Q4_K_M.gguf", is_listed=False)
-    assert locate_model("org/name:Q4_K_M", lambda _: partly).kind is FileKind.GGUF
+    assert on_hub("org/name:Q4_K_M", partly).kind is FileKind.GGUF
     with pytest.raises(ModelNotFoundError, match="could not be asked") as caught:
-        locate_model("org/name:Q8_0", lambda _: partly)
+        on_hub("org/name:Q8_0", partly)
     assert "HF_HUB_OFFLINE" in caught.value.hint
 
 
 def test_a_repository_with_one_gguf_model_stands_for_it() -> None:
-    files = locate_model(
-        "org/name", lambda _: repository("README.md", "a.gguf", "mmproj-a.gguf", "config.json")
-    )
+    files = on_hub("org/name", repository("README.md", "a.gguf", "mmproj-a.gguf", "config.json"))
     assert (files.kind, files.path.name) == (FileKind.GGUF, "a.gguf")
 
 
 @pytest.mark.parametrize("name", ["./missing", "/missing/model", "missing.gguf", "two words", ""])
 def test_what_is_neither_on_disk_nor_a_hub_id(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="no model found at"):
-        locate_model(name, no_download)
+        on_disk(name)
 
 
 def test_a_path_that_cannot_be_looked_at() -> None:
     with pytest.raises(ModelFileError, match="File name too long"):
-        locate_model("/" + "x" * 5000, no_download)
+        on_disk("/" + "x" * 5000)
 
 
 def test_a_safetensors_file_hints_at_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.touch()
     with pytest.raises(ModelNotFoundError) as caught:
-        locate_model(str(path), no_download)
+        on_disk(str(path))
     assert "directory that holds config.json" in caught.value.hint
 
 
 def test_a_hub_id_is_asked_for_and_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     commit = "89abcdef" * 5
-    queries: list[HubModel] = []
-
-    def find(model: HubModel) -> Snapshot:
-        queries.append(model)
-        return Snapshot(repo_id=model.repo_id, commit=commit, files={})
-
-    whole = locate_model("some-org/some.model-1", find)
-    one = locate_model("some-org/some.model-1@v2:Q8/x.gguf", find)
-    assert queries == [
+    snapshot = Snapshot(repo_id="some-org/some.model-1", commit=commit, files={})
+    names = ("some-org/some.model-1", "some-org/some.model-1@v2:Q8/x.gguf")
+    assert [locate_model(name) for name in names] == [
         HubModel(repo_id="some-org/some.model-1"),
         HubModel(repo_id="some-org/some.model-1", revision="v2", filename="Q8/x.gguf"),
     ]
+    whole, one = (on_hub(name, snapshot) for name in names)
     assert (whole.name, whole.kind) == ("some-org/some.model-1", FileKind.HUGGING_FACE)
     assert whole.path.parts[-3:] == ("models--some-org--some.model-1", "snapshots", commit)
     assert whole.pinned_name == f"some-org/some.model-1@{commit}"
     assert one.kind is FileKind.GGUF
     assert one.path == whole.path / "Q8" / "x.gguf"
     assert one.pinned_name == f"some-org/some.model-1@{commit}:Q8/x.gguf"
-    assert locate_model(one.pinned_name, find).pinned_name == one.pinned_name
+    assert on_hub(one.pinned_name, snapshot).pinned_name == one.pinned_name
 
 
 @pytest.mark.parametrize(

@@ -70,34 +70,34 @@ def test_what_is_not_there_is_named(text: str, message: str, hint: str) -> None:
     assert hint in raised.value.hint
 
 
+def check(layout: list[LayoutStage], config: ModelConfig) -> None:
+    check_layout(layout, config.num_layers, config.no_cuts)
+
+
 def of_layers(num_layers: int) -> ModelConfig:
     return make_config(num_layers=num_layers)
 
 
 def test_only_the_ends_may_be_without_a_layer() -> None:
-    check_layout([stage(A, CPU, 0), stage(B, CPU, 5), stage(C, CPU, 0)], of_layers(5))
+    check([stage(A, CPU, 0), stage(B, CPU, 5), stage(C, CPU, 0)], of_layers(5))
     with pytest.raises(ParameterError, match="no layers for bbbbbbbbbbbbbbbb cpu/native"):
-        check_layout(
-            [stage(A, CPU, 2), stage(B, CPU, 0), stage(C, CPU, 3)], make_config(num_layers=5)
-        )
+        check([stage(A, CPU, 2), stage(B, CPU, 0), stage(C, CPU, 3)], make_config(num_layers=5))
 
 
 def test_the_layers_are_the_models() -> None:
     with pytest.raises(ParameterError, match="has 7 layers, but the model has 8"):
-        check_layout([stage(A, CPU, 3), stage(B, CPU, 4)], of_layers(8))
+        check([stage(A, CPU, 3), stage(B, CPU, 4)], of_layers(8))
 
 
 def test_no_stage_takes_layers_from_another() -> None:
     with pytest.raises(ParameterError, match="fewer than 0 layers"):
-        check_layout([stage(A, CPU, 9), stage(B, CPU, -1)], of_layers(8))
+        check([stage(A, CPU, 9), stage(B, CPU, -1)], of_layers(8))
 
 
 def test_a_unit_has_one_stage() -> None:
-    check_layout([stage(A, CPU, 3), stage(A, GPU, 4)], of_layers(7))
+    check([stage(A, CPU, 3), stage(A, GPU, 4)], of_layers(7))
     with pytest.raises(ParameterError, match="two stages on aaaaaaaaaaaaaaaa cpu/native"):
-        check_layout(
-            [stage(A, CPU, 3), stage(B, CPU, 1), stage(A, CPU, 4)], make_config(num_layers=8)
-        )
+        check([stage(A, CPU, 3), stage(B, CPU, 1), stage(A, CPU, 4)], make_config(num_layers=8))
 
 
 def test_layers_that_share_a_cache_are_on_one_stage() -> None:
@@ -105,14 +105,14 @@ def test_layers_that_share_a_cache_are_on_one_stage() -> None:
         return replace(attention, shared_layer={3: 2, 6: 4}.get(index))
 
     config = with_attention(make_config(num_layers=8), shared)
-    check_layout([stage(A, CPU, 2), stage(B, CPU, 2), stage(C, CPU, 4)], config)
+    check([stage(A, CPU, 2), stage(B, CPU, 2), stage(C, CPU, 4)], config)
     with pytest.raises(ParameterError, match="begins with layer 3, which uses keys") as caught:
-        check_layout([stage(A, CPU, 3), stage(B, CPU, 5)], config)
+        check([stage(A, CPU, 3), stage(B, CPU, 5)], config)
     assert caught.value.hint == "begin the stage with layer 2 or 4"
     whole = replace(config, per_layer_inputs=PerLayerInputs(width=4))
-    check_layout([stage(A, CPU, 8), stage(B, CPU, 0)], whole)
+    check([stage(A, CPU, 8), stage(B, CPU, 0)], whole)
     with pytest.raises(ParameterError, match="begins with layer 0") as caught:
-        check_layout([stage(A, CPU, 0), stage(B, CPU, 8)], whole)
+        check([stage(A, CPU, 0), stage(B, CPU, 8)], whole)
     assert caught.value.hint == "put all layers on one unit"
 
 
@@ -170,14 +170,14 @@ def member(node_id: NodeId, number: int, num_layers: int, *shares: int) -> Layou
 
 
 def test_the_layers_of_a_group_count_once() -> None:
-    check_layout([member(A, 0, 3, 2, 1), member(B, 1, 3, 2, 1), stage(C, CPU, 4)], of_layers(7))
-    check_layout([stage(C, CPU, 0), member(A, 0, 7, 2, 1), member(B, 1, 7, 2, 1)], of_layers(7))
+    check([member(A, 0, 3, 2, 1), member(B, 1, 3, 2, 1), stage(C, CPU, 4)], of_layers(7))
+    check([stage(C, CPU, 0), member(A, 0, 7, 2, 1), member(B, 1, 7, 2, 1)], of_layers(7))
     with pytest.raises(ParameterError, match="has 3 layers, but the model has 7"):
-        check_layout([member(A, 0, 3, 2, 1), member(B, 1, 3, 2, 1)], of_layers(7))
+        check([member(A, 0, 3, 2, 1), member(B, 1, 3, 2, 1)], of_layers(7))
     with pytest.raises(ParameterError, match="two stages on"):
-        check_layout([member(A, 0, 3, 2, 1), member(A, 1, 3, 2, 1)], of_layers(3))
+        check([member(A, 0, 3, 2, 1), member(A, 1, 3, 2, 1)], of_layers(3))
     with pytest.raises(ParameterError, match="and no layers for it"):
-        check_layout([member(A, 0, 0, 2, 1), member(B, 1, 0, 2, 1), stage(C, CPU, 3)], of_layers(3))
+        check([member(A, 0, 0, 2, 1), member(B, 1, 0, 2, 1), stage(C, CPU, 3)], of_layers(3))
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_the_layers_of_a_group_count_once() -> None:
 )
 def test_a_group_has_all_of_its_members_in_their_order(stages: list[LayoutStage]) -> None:
     with pytest.raises(ParameterError, match="an incomplete group"):
-        check_layout(stages, of_layers(3))
+        check(stages, of_layers(3))

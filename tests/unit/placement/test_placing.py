@@ -17,11 +17,16 @@ from potluck.engines.backends import BACKENDS, cost_of
 from potluck.engines.loading import StageSize
 from potluck.engines.loading.plan import plan_worker
 from potluck.engines.loading.sizes import on_unit
-from potluck.errors import EngineError, InsufficientMemoryError, UnsupportedModelError
+from potluck.errors import (
+    EngineError,
+    InsufficientMemoryError,
+    ModelFileError,
+    UnsupportedModelError,
+)
 from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, shapes_of
 from potluck.placement.model_counting import counting_of
 from potluck.placement.placing import Placed, Placement
-from potluck.placement.planned import planned_model
+from potluck.placement.planned import planned_stages
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Objective, Quantization
@@ -187,6 +192,16 @@ def test_a_gpu_that_lacks_a_format_has_no_part_in_a_plan(profile: ModelProfile) 
     assert shapes_of(counting, SIZE, ["native"])
 
 
+def test_a_model_that_lacks_a_tensor_is_refused_by_its_name(profile: ModelProfile) -> None:
+    missing = "layers.0.mlp.up.weight"
+    tensors = {name: info for name, info in profile.tensors.items() if name != missing}
+    assert len(tensors) < len(profile.tensors)
+    lacking = replace(profile, tensors=tensors)
+    assert shapes_of(counting_of(lacking, costs), SIZE, ["native"]) == ()
+    with pytest.raises(ModelFileError, match="up"):
+        placed(lacking, node("a", unit("cpu", 8 * GIB)))
+
+
 def test_what_is_in_reserve_is_used_only_where_the_model_does_not_fit_without(
     profile: ModelProfile,
 ) -> None:
@@ -246,8 +261,7 @@ def test_no_unit_is_given_more_than_a_stage_takes_on_it_whatever_its_backend(
     found = placed(profile, *nodes)
     assert len(found.plan.stages) == 2
     size = replace(SIZE, is_mapped=True)
-    counted = planned_model(found.plan, size, nodes, (), counting_of(profile, costs))
-    for stage in counted.stages:
+    for stage in planned_stages(found.plan.stages, size, nodes, counting_of(profile, costs)):
         (own,) = next(each for each in nodes if each.node_id == stage.node_id).units
         assert stage.plan.memory.total_bytes <= own.usable_bytes
         # What can be mapped is, and what cannot is loaded.
@@ -264,10 +278,11 @@ def test_the_cost_of_mixed_units_covers_every_stage_on_every_one_of_them(
     profile: ModelProfile,
 ) -> None:
     sizes = [SIZE, on_reference(), on_reference(is_on_device=True)]
-    mixed = mixed_cost([model_cost(counting_of(profile, costs), each) for each in sizes])
-    cost = mixed.cost
-    assert min(mixed.spared_bytes) == 0
-    for size, spared in zip(sizes, mixed.spared_bytes, strict=True):
+    each_cost = [model_cost(counting_of(profile, costs), each) for each in sizes]
+    cost = mixed_cost(each_cost)
+    credits = [cost.stage_bytes - each.stage_bytes for each in each_cost]
+    assert min(credits) == 0
+    for size, spared in zip(sizes, credits, strict=True):
         for start in range(NUM_LAYERS + 1):
             for end in range(start, NUM_LAYERS + 1):
                 shard = Shard(
@@ -306,13 +321,12 @@ def test_a_unit_pays_for_its_own_process_and_not_for_that_of_others(
         for backend, size in ((NATIVE, SIZE), ("reference", on_reference()))
     }
     mixed = mixed_cost(list(sized.values()))
-    (spared, nothing) = mixed.spared_bytes
-    assert nothing == 0
-    assert spared >= 2**23
+    assert mixed.stage_bytes == sized["reference"].stage_bytes
+    assert mixed.stage_bytes - sized[NATIVE].stage_bytes >= 2**23
     needed = (
-        sum(mixed.cost.layer_bytes)
-        + mixed.cost.embedding_bytes
-        + mixed.cost.head_bytes
+        sum(mixed.layer_bytes)
+        + mixed.embedding_bytes
+        + mixed.head_bytes
         + sized[NATIVE].scratch_bytes
         + sized[NATIVE].process_bytes
     )

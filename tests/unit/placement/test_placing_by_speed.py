@@ -194,7 +194,7 @@ def test_a_layout_is_taken_as_it_is_or_refused() -> None:
     for layers, problem in (
         ((("a", 5), ("b", 4)), "9 layers, but the model has 8"),
         ((("a", 5), ("c", 3)), "cpu/native on node c cannot be used"),
-        ((("a", 4), ("a", 4)), "twice"),
+        ((("a", 4), ("a", 4)), "two stages on a cpu/native"),
         ((("a", 4), ("b", 0), ("a", 4)), "no layer"),
     ):
         with pytest.raises(ParameterError, match=problem):

@@ -54,7 +54,9 @@ def test_the_best_part_is_found(seed: int) -> None:
     cuts = random_cuts(random, num_units, problem.num_items)
     unused = [unit for unit in range(num_units) if unit not in {cut.unit for cut in cuts}]
     usable = [int(each) for each in problem.usable_bytes]
-    found = best_additions(problem, (loaded, in_flight), cuts, unused, usable)
+    found = best_additions(
+        problem, (loaded, in_flight), cuts, {unit: usable[unit] for unit in unused}
+    )
     assert list(found) == unused
     base = problem.path_seconds(tuple(cuts))
     for unit in unused:
@@ -85,7 +87,7 @@ def test_many_units_are_looked_at_in_turn() -> None:
     cuts = [Cut(unit=0, start=0, end=10), Cut(unit=1, start=10, end=32)]
     units = list(range(2, problem.num_units))
     usable = [int(each) for each in problem.usable_bytes]
-    found = best_additions(problem, (problem, 2), cuts, units, usable)
+    found = best_additions(problem, (problem, 2), cuts, {unit: usable[unit] for unit in units})
     assert list(found) == units
-    alone = best_additions(problem, (problem, 2), cuts, [77], usable)
+    alone = best_additions(problem, (problem, 2), cuts, {77: usable[77]})
     assert alone[77] == found[77]

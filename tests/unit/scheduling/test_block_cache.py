@@ -51,11 +51,11 @@ def test_full_blocks_are_told_once_with_their_hashes() -> None:
     assert cache.take_filled(99) == ()
     cache.computed(sequence, 40)
     filled = cache.take_filled(99)
-    assert [each.full_hash for each in filled] == hashes(2)
+    assert [each.hash for each in filled] == hashes(2)
     assert [each.parent for each in filled] == [root_hash(), hashes(1)[0]]
     assert [each.block for each in filled] == sequence.block_table[:2]
     cache.computed(sequence, 50)
-    assert [each.full_hash for each in cache.take_filled(99)] == hashes(3)[2:]
+    assert [each.hash for each in cache.take_filled(99)] == hashes(3)[2:]
     cache.release(sequence)
     assert cache.take_filled(99) == ()
 
@@ -80,7 +80,7 @@ def test_restored_blocks_count_as_computed() -> None:
     awaited = cache.worth_awaiting(sequence, match)
     assert awaited == hashes(3)[2]
     assert awaited in cache.pending
-    cache.insert_restored(restoration, 2)
+    cache.insert_restored(sequence, restoration, 2)
     assert awaited not in cache.pending
     assert (cache.num_free, cache.num_kept) == (8, 2)
     match = cache.find(sequence)
@@ -91,7 +91,7 @@ def test_restored_blocks_count_as_computed() -> None:
     assert again is not None
     assert again.held == match.blocks
     assert cache.num_free == 5, "what comes before it is not evicted meanwhile"
-    cache.insert_restored(again, 1)
+    cache.insert_restored(sequence, again, 1)
     assert cache.find(sequence).num_tokens == 48
     assert cache.num_free == 8
     assert cache.take_filled(99) == (), "what was restored is stored already"

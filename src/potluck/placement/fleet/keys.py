@@ -267,22 +267,13 @@ def _whole(most: int) -> Callable[[object], int]:
     return parse
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
+def _kind(kind: type[Any]) -> Callable[[object], object]:
+    def parse(value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
 
-
-def _tables(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError
-    return value
-
-
-def _table(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise ValueError
-    return value
+    return parse
 
 
 def _operations(value: object) -> OperationRates:
@@ -331,7 +322,7 @@ FLEET = Table(
             name="machines",
             meaning="the list of machines, a table [[machines]] for each kind",
             example='[{name = "desktop", memory = "32 GiB"}]',
-            parse=_tables,
+            parse=_kind(list),
             is_required=True,
         ),
         Key(
@@ -344,7 +335,7 @@ FLEET = Table(
             name="links",
             meaning="the table of the network's figures",
             example='{latency = "0.3 ms", bandwidth = "1 Gbit/s"}',
-            parse=_table,
+            parse=_kind(Mapping),
         ),
     ),
 )
@@ -396,7 +387,7 @@ MACHINE = Table(
             meaning="the list of units of a machine that has several, each with the keys backend, "
             "device_memory, read_bandwidth and operations",
             example='[{backend = "native"}, {backend = "tinygrad:CUDA", device_memory = "24 GiB"}]',
-            parse=_tables,
+            parse=_kind(list),
         ),
     ),
 )
@@ -427,7 +418,7 @@ LINKS = Table(
             meaning="the list of links that differ, each with the keys from, to, latency, "
             "bandwidth and one_way",
             example='[{from = "desktop", to = "board", latency = "3 ms"}]',
-            parse=_tables,
+            parse=_kind(list),
         ),
     ),
 )
@@ -454,7 +445,7 @@ PAIR = Table(
             name="one_way",
             meaning="whether the figures apply in one direction only",
             example="true",
-            parse=_flag,
+            parse=_kind(bool),
         ),
     ),
 )

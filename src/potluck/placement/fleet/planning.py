@@ -48,8 +48,6 @@ from potluck.types.node import CPU_UNIT, NodeReport, UnitReport
 from potluck.types.placement import Basis
 from potluck.version import __version__
 
-_LEAST_LATENCY_SECONDS = 1e-6
-
 
 def node_id_of(name: str) -> NodeId:
     """Return the id of the machine of this name; the same in every plan.
@@ -287,15 +285,7 @@ def fleet_links(fleet: Fleet) -> LinkTable:
 
 
 def _link(figures: LinkFigures, otherwise: Link) -> Link:
-    latency, bandwidth = figures.latency_seconds, figures.bytes_per_second
-    is_whole = latency is not None and bandwidth is not None
-    return Link(
-        latency_seconds=(
-            otherwise.latency_seconds if latency is None else max(_LEAST_LATENCY_SECONDS, latency)
-        ),
-        bytes_per_second=otherwise.bytes_per_second if bandwidth is None else bandwidth,
-        basis=Basis.TABLE if is_whole else otherwise.basis,
-    )
+    return otherwise.with_figures(figures.latency_seconds, figures.bytes_per_second, Basis.TABLE)
 
 
 def _nodes(pair: LinkPair, machines: dict[str, Machine]) -> Iterator[tuple[NodeId, NodeId]]:

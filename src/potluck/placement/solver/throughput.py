@@ -32,14 +32,23 @@ _SHARES, _MOST_POLISHED = 5, 100
 """A step of the bisection may spend this part (1/n) of what is left; there are seldom more than ten
 last steps."""
 
-ProblemOf = Callable[[int], PathProblem]
-"""The problem of steps with this many sequences. Units and items are the same in all of them, and
-steps of more sequences take no less time."""
-
-
 WIDE = 128
 """With more kinds, not all are searched: a step of prices takes 10 ms there."""
 _SEARCHED, _JOINING, _ROUNDS = 80, 40, 2
+
+_CANDIDATES = 32
+"""Units among which one of several pipelines is searched."""
+_PIPELINE_PART = 16
+"""The search for one of several pipelines gets this part (1/n) of the budget of a single one."""
+_TOLERANCE = 0.01
+"""The gap to its bound at which the search for one of several pipelines ends."""
+_MOST_PIPELINES = 64
+_SEARCHES = 70
+"""The total number of searched pipelines: about 10 s."""
+
+ProblemOf = Callable[[int], PathProblem]
+"""The problem of steps with this many sequences. Units and items are the same in all of them, and
+steps of more sequences take no less time."""
 
 
 def minimize_any(table: Table, budget: Budget) -> BestPath:
@@ -260,17 +269,6 @@ def _search(
         if is_near_enough or num_polished > _MOST_POLISHED:
             return replace(best, bound_seconds=min(bound, best.seconds))
         target = best.seconds * (1 - _SMALLER) if is_near else (low + best.seconds) / 2
-
-
-_CANDIDATES = 32
-"""Units among which one of several pipelines is searched."""
-_PIPELINE_PART = 16
-"""The search for one of several pipelines gets this part (1/n) of the budget of a single one."""
-_TOLERANCE = 0.01
-"""The gap to its bound at which the search for one of several pipelines ends."""
-_MOST_PIPELINES = 64
-_SEARCHES = 70
-"""The total number of searched pipelines: about 10 s."""
 
 
 def replicate(

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-
 from potluck.types.cluster import UnitId
 from potluck.types.document import Amount, Count, Document, NodeIdText, PositiveCount
 from potluck.types.groups import GroupPart
 from potluck.types.placement import Basis
-
-Tokens = Annotated[int, msgspec.Meta(ge=2)]
 
 
 class LayerRange(Document, frozen=True, kw_only=True):

@@ -98,7 +98,9 @@ class Cluster:
         monkeypatch.setattr(attempt, "plan_record", lambda _: plan)
         monkeypatch.setattr(attempt, "RemotePipeline", self.open_pipeline)
         profile = SimpleNamespace(
-            config=SimpleNamespace(hidden_size=8, vocab_size=100, num_layers=4, has_logits=True)
+            config=SimpleNamespace(
+                hidden_size=8, vocab_size=100, num_layers=4, no_cuts=frozenset(), has_logits=True
+            )
         )
         self.deployment = Deployment(
             changed(
