@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.models.layers import with_layers
@@ -35,18 +35,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    dense.refuse_other_values(fields, _NEUTRAL)
+    fields.refuse_others(_NEUTRAL)
     attention_bias = fields.flag("attention_bias", default=False)
     if fields.flag("use_qk_norm", default=False):
         raise unsupported("use_qk_norm=True in the family cohere2")
     # ``rms_norm_eps``, which the family does not use, may nevertheless be in the file.
-    values = {
-        "tie_word_embeddings": True,
-        **fields.values,
-        "rms_norm_eps": fields.positive("layer_norm_eps", 1e-5),
-    }
+    values = {"rms_norm_eps": fields.positive("layer_norm_eps", 1e-5)}
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values=values),
+        fields.with_defaults({"tie_word_embeddings": True}).changed(values),
         family="cohere2",
         implemented=frozenset(
             {

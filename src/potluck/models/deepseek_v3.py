@@ -56,7 +56,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         fields,
         family="deepseek_v3",
         experts=latent.read_experts_of_layers(fields, ExpertScore.SIGMOID, has_experts),
-        is_interleaved=latent.has_interleaved_pairs(fields),
+        is_interleaved=fields.truth("rope_interleave", default=True),
     )
 
 

@@ -36,20 +36,6 @@ CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
 """The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""
 
 
-def refuse_other_values(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
-    """Raise ``UnsupportedModelError`` naming the keys whose values are not among the given ones.
-
-    Null and absent keys are always allowed.
-    """
-    features = [
-        f"{key}={value}"
-        for key, values in neutral.items()
-        if (value := fields.get(key)) is not None and value not in values
-    ]
-    if features:
-        raise unsupported(*features)
-
-
 def windows(fields: Fields) -> tuple[int | None, ...]:
     """Return the windows of layers: ``sliding_window`` in the sliding layers of ``layer_types``."""
     slides = hugging_face.sliding_layers(fields)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
@@ -24,7 +22,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_biases = fields.flag("use_bias", default=False)
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA, "tie_word_embeddings": True}
     return hugging_face.read_config(
-        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        fields.with_defaults(defaults),
         family="ernie4_5",
         implemented=frozenset({"use_bias"}),
         absent_kv_heads=2,

@@ -15,9 +15,7 @@ from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
-    MAX_WIDTH,
     Fields,
-    read_experts,
     unsupported,
 )
 from potluck.models.names import (
@@ -73,15 +71,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     """Return the experts of every ``moe_layer_interval``-th layer in the range that has any."""
     num_layers = hugging_face.num_hidden_layers(fields)
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=True,
         count_key="moe_num_experts",
         used_key="moe_k",
         width_key="moe_intermediate_size",
+        num_layers=num_layers,
     )
-    hugging_face.check_num_tensors(fields, "moe_num_experts", num_layers, experts.num_experts)
     num_shared = fields.count("moe_num_shared_experts", MAX_EXPERTS, 2, minimum=0)
     experts = dataclasses.replace(
         experts,

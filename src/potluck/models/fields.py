@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.model import ExpertsConfig
@@ -24,6 +25,7 @@ HEAD_DIM_MULTIPLE = 8
 EXPERT_ROWS_MULTIPLE = 16
 """Row counts of an expert's matrices must be multiples of this, so that an expert is a range of
 whole panels."""
+_T = TypeVar("_T")
 _COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -63,12 +65,20 @@ class Fields:
             raise self.error(key, "must be finite and above 0")
         return float(value)
 
+    def nonzero(self, key: str, default: _T) -> float | _T:
+        """Return a finite number above 0, or ``default`` for 0, as for an absent key."""
+        return self.positive(key) if self.get(key) else default
+
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false")
         return value
+
+    def truth(self, key: str, *, default: bool) -> bool:
+        """Return a boolean; null means false, as in code that only tests the value."""
+        return not self.is_null(key) and self.flag(key, default=default)
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string."""
@@ -137,6 +147,10 @@ class Fields:
         values = {key: value for key, value in self.values.items() if key not in keys}
         return dataclasses.replace(self, values=values)
 
+    def changed(self, values: Mapping[str, object]) -> Fields:
+        """Return these fields with other ``values`` for some keys."""
+        return dataclasses.replace(self, values={**self.values, **values})
+
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
         """Return these values, with ``defaults`` for absent keys; a null stays."""
         return dataclasses.replace(self, values={**defaults, **self.values})
@@ -185,7 +199,7 @@ def check_heads(
         raise unsupported(f"{head_dim_key} {head_dim} (not a multiple of {HEAD_DIM_MULTIPLE})")
 
 
-def read_experts(
+def read_sized_experts(
     fields: Fields,
     *,
     hidden_size: int,

@@ -129,8 +129,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         ropes={False: rope, True: local},
         scale=gemma.gguf_scale(config, layers_of_27b=_LAYERS_OF_27B),
     )
-    cap = fields.get("final_logit_softcapping")
-    softcap = fields.positive("final_logit_softcapping") if cap else None
+    softcap = fields.nonzero("final_logit_softcapping", None)
     return dataclasses.replace(config, logit_softcap=softcap)
 
 

@@ -23,7 +23,6 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
-    read_experts,
     unsupported,
 )
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
@@ -253,9 +252,8 @@ def _has_experts(fields: Fields) -> bool:
 
 def _read_experts(fields: Fields) -> ExpertsConfig:
     return _beside_mlp(
-        read_experts(
+        hugging_face.read_experts(
             fields,
-            hidden_size=fields.count("hidden_size", MAX_WIDTH),
             norm_topk_prob=True,
             count_key="num_experts",
             used_key="top_k_experts",
@@ -356,14 +354,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     is_sliding = gemma.pattern_of(fields, num_layers)
     num_kv_heads = _of_layers(fields, "attention.head_count_kv", num_layers, MAX_HEADS)
     widths = _of_layers(fields, "feed_forward_length", num_layers, MAX_WIDTH)
-    plain = fields.without(gemma.PATTERN_KEY)
-    plain = dataclasses.replace(
-        plain,
-        values={
-            **plain.values,
-            "attention.head_count_kv": num_kv_heads[0],
-            "feed_forward_length": widths[0],
-        },
+    plain = fields.without(gemma.PATTERN_KEY).changed(
+        {"attention.head_count_kv": num_kv_heads[0], "feed_forward_length": widths[0]}
     )
     experts = gguf.read_experts_of_layers(plain, source, norm_topk_prob=True)
     config = gguf.read_config(

@@ -21,7 +21,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
-    read_experts,
+    read_sized_experts,
     unsupported,
     with_groups,
 )
@@ -211,9 +211,7 @@ def without_mtp_layers(fields: Fields) -> Fields:
     num_blocks = fields.count("block_count", MAX_LAYERS)
     if num_next >= num_blocks:
         raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
-    return dataclasses.replace(
-        fields, values={**fields.values, "block_count": num_blocks - num_next}
-    )
+    return fields.changed({"block_count": num_blocks - num_next})
 
 
 def _without_equal_lists(fields: Fields) -> Fields:
@@ -242,15 +240,13 @@ def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
     value = fields.get(_KV_HEADS)
     if isinstance(value, str) or not isinstance(value, Iterable):
         return fields, (True,) * num_layers
-    listed = dataclasses.replace(fields, values={**fields.values, _KV_HEADS: tuple(value)})
-    counts = listed.counts(_KV_HEADS, MAX_HEADS)
+    counts = fields.changed({_KV_HEADS: tuple(value)}).counts(_KV_HEADS, MAX_HEADS)
     numbers = set(counts) - {0}
     if len(numbers) > 1 or len(counts) != num_layers:
         raise unsupported(f"{fields.prefix}{_KV_HEADS}={counts}")
     # No layer has attention, so any number will do.
     number = numbers.pop() if numbers else fields.count("attention.head_count", MAX_HEADS)
-    values = {**fields.values, _KV_HEADS: number}
-    return dataclasses.replace(fields, values=values), tuple(count > 0 for count in counts)
+    return fields.changed({_KV_HEADS: number}), tuple(count > 0 for count in counts)
 
 
 EXPERT_KEYS = frozenset(
@@ -307,7 +303,7 @@ def read_experts_of_layers(
     if not any(has_router):
         return (None,) * num_layers
     experts = dataclasses.replace(
-        read_experts(
+        read_sized_experts(
             fields,
             hidden_size=fields.count("embedding_length", MAX_WIDTH),
             norm_topk_prob=fields.flag("expert_weights_norm", default=norm_topk_prob),
@@ -317,9 +313,7 @@ def read_experts_of_layers(
         ),
         activation=activation,
         score=score,
-        share_scale=(
-            fields.positive("expert_weights_scale") if fields.get("expert_weights_scale") else 1.0
-        ),
+        share_scale=fields.nonzero("expert_weights_scale", 1.0),
         has_bias=has_bias,
     )
     experts = with_groups(

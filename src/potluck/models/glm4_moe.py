@@ -14,9 +14,7 @@ from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
-    MAX_WIDTH,
     Fields,
-    read_experts,
     with_groups,
 )
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
@@ -67,15 +65,13 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     """Return the experts, for every layer after the first dense ones."""
     num_layers = hugging_face.num_hidden_layers(fields)
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="n_routed_experts",
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
+        num_layers=num_layers,
     )
-    hugging_face.check_num_tensors(fields, "n_routed_experts", num_layers, experts.num_experts)
     num_shared = fields.count("n_shared_experts", MAX_EXPERTS)
     experts = dataclasses.replace(
         experts,

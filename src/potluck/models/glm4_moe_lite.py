@@ -57,7 +57,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         experts=latent.read_experts_of_layers(
             fields, ExpertScore.SIGMOID, _has_experts(fields, kinds)
         ),
-        is_interleaved=latent.has_interleaved_pairs(fields),
+        is_interleaved=fields.truth("rope_interleave", default=True),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_WIDTH, Fields, read_experts, unsupported
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
 from potluck.models.layers import with_attention
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
 from potluck.types.model import ModelConfig
@@ -54,21 +54,12 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     if fields.get("rope_scaling") is None and fields.get("rope_parameters") is None:
-        fields = dataclasses.replace(
-            fields, values={**fields.values, "rope_scaling": _DEFAULT_ROPE}
-        )
+        fields = fields.changed({"rope_scaling": _DEFAULT_ROPE})
     fields.refuse_others(_ACCEPTED)
     num_layers = hugging_face.num_hidden_layers(fields)
     attention_bias = fields.flag("attention_bias", default=True)
     experts = dataclasses.replace(
-        read_experts(
-            fields,
-            hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            norm_topk_prob=True,
-            count_key="num_local_experts",
-            used_key="num_experts_per_tok",
-            width_key="intermediate_size",
-        ),
+        hugging_face.read_experts(fields, norm_topk_prob=True),
         activation=Activation.CLAMPED_SWIGLU,
         has_bias=True,
     )

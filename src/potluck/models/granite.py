@@ -21,15 +21,14 @@ _IMPLEMENTED = frozenset(
         "attention_multiplier",
         "embedding_multiplier",
         "logits_scaling",
-        "mlp_bias",
         "residual_multiplier",
     }
 )
 IS_TURNED = "rope.scaling.finetuned"
 """In GGUF files: whether there is rope at all."""
-GGUF_KEYS = frozenset(
-    {"attention.scale", "embedding_scale", "logit_scale", "residual_scale", IS_TURNED}
-)
+GGUF_SCALES = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
+"""The keys that ``with_gguf_multipliers`` implements."""
+GGUF_KEYS = GGUF_SCALES | {IS_TURNED}
 """Keys read here in addition to those of all architectures."""
 # Written by the converter for models without such layers.
 _UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length"}
@@ -37,7 +36,10 @@ _UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return read_hugging_face(
-        fields, family="granite", mlp_bias=fields.flag("mlp_bias", default=False)
+        fields,
+        family="granite",
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        implemented=frozenset({"mlp_bias"}),
     )
 
 
@@ -47,7 +49,7 @@ def read_hugging_face(
     family: str,
     mlp_bias: bool = False,
     implemented: frozenset[str] = frozenset(),
-    experts: tuple[ExpertsConfig | None, ...] | None = None,
+    experts: tuple[ExpertsConfig, ...] | None = None,
 ) -> ModelConfig:
     """Return a ``family``'s model with multipliers; it reads the keys ``implemented`` itself."""
     attention_bias = fields.flag("attention_bias", default=False)
@@ -89,16 +91,12 @@ def without_rope(config: ModelConfig) -> ModelConfig:
 
 def with_gguf_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Return ``config`` with the scales of a GGUF file; 0 means absent, as in llama.cpp."""
-
-    def value(key: str, default: float = 1.0) -> float:
-        return fields.positive(key) if fields.get(key) else default
-
     return _with_multipliers(
         config,
-        scale=value("attention.scale", config.layers[0].grouped_attention.scale),
-        embedding=value("embedding_scale"),
-        residual=value("residual_scale"),
-        logits=value("logit_scale"),
+        scale=fields.nonzero("attention.scale", config.layers[0].grouped_attention.scale),
+        embedding=fields.nonzero("embedding_scale", 1.0),
+        residual=fields.nonzero("residual_scale", 1.0),
+        logits=fields.nonzero("logit_scale", 1.0),
     )
 
 

@@ -20,7 +20,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
-    read_experts,
+    read_sized_experts,
     unsupported,
 )
 from potluck.models.layers import plain_layers
@@ -233,16 +233,40 @@ def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
         return (None,) * num_layers
     experts = read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=fields.flag("norm_topk_prob", default=False),
         count_key=count_key,
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
     )
     return tuple(experts if is_there else None for is_there in has_experts)
 
 
-def check_num_tensors(fields: Fields, key: str, num_layers: int, num_experts: int = 1) -> None:
+def read_experts(
+    fields: Fields,
+    *,
+    norm_topk_prob: bool,
+    count_key: str = "num_local_experts",
+    used_key: str = "num_experts_per_tok",
+    width_key: str = "intermediate_size",
+    num_layers: int | None = None,
+) -> ExpertsConfig:
+    """Return the experts under these keys; ``num_layers`` have them as separate tensors.
+
+    Raises as ``read_sized_experts``, and as ``check_num_tensors`` if ``num_layers`` is not None.
+    """
+    experts = read_sized_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        norm_topk_prob=norm_topk_prob,
+        count_key=count_key,
+        used_key=used_key,
+        width_key=width_key,
+    )
+    if num_layers is not None:
+        check_num_tensors(fields, count_key, num_layers, experts.num_experts)
+    return experts
+
+
+def check_num_tensors(fields: Fields, key: str, num_layers: int, num_experts: int) -> None:
     """Raise if experts that are separate tensors exceed the limit on tensors of a model.
 
     ``key`` is the key of the number of experts per layer.
@@ -408,7 +432,7 @@ def _read_yarn(
         beta_fast=rope.positive("beta_fast", 32.0),
         beta_slow=rope.positive("beta_slow", 1.0),
         # As in ``_compute_yarn_parameters``: null means false, and not the default.
-        truncate=not rope.is_null("truncate") and rope.flag("truncate", default=True),
+        truncate=rope.truth("truncate", default=True),
         attention_factor=rope.positive("attention_factor", default),
     )
 

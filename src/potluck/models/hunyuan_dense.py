@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_attention
@@ -28,7 +28,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults({"rms_norm_eps": 1e-5})
-    dense.refuse_other_values(fields, _NEUTRAL)
+    fields.refuse_others(_NEUTRAL)
     attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         _without_alpha(fields),
@@ -67,7 +67,7 @@ def _without_alpha(fields: Fields) -> Fields:
     base = theta * rope.positive("alpha") ** (head_dim / (head_dim - 2))
     kept = {key: value for key, value in rope.values.items() if key not in _ALPHA_KEYS}
     kept |= {"rope_type": "default", "type": "default", "rope_theta": base}
-    return dataclasses.replace(fields, values={**fields.values, section: kept})
+    return fields.changed({section: kept})
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

@@ -6,7 +6,6 @@ thirds of it, rounded up. Of multimodal models, only the text part is used.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -49,9 +48,8 @@ _KERNEL_KEY = "shortconv.l_cache"
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = with_older_names(fields, _OLDER_NAMES).with_defaults(_DEFAULTS)
-    values = {**fields.values, "intermediate_size": _feed_forward_width(fields)}
     return read_hugging_face(
-        dataclasses.replace(fields, values=values),
+        fields.changed({"intermediate_size": _feed_forward_width(fields)}),
         family="lfm2",
         has_attention=_layers_with_attention(fields),
     )
@@ -59,8 +57,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def with_older_names(fields: Fields, names: Mapping[str, str]) -> Fields:
     """Return the fields with values from older names of keys, which take precedence."""
-    values = {names[key]: value for key, value in fields.values.items() if key in names}
-    return dataclasses.replace(fields, values={**fields.values, **values})
+    return fields.changed(
+        {names[key]: value for key, value in fields.values.items() if key in names}
+    )
 
 
 def read_hugging_face(
@@ -71,9 +70,8 @@ def read_hugging_face(
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
     """Return a model with attention in some layers, and convolutions in the others."""
-    values = {**fields.values, "rms_norm_eps": fields.positive("norm_eps")}
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values=values),
+        fields.changed({"rms_norm_eps": fields.positive("norm_eps")}),
         family=family,
         implemented=(hugging_face.EXPERT_KEYS if experts else frozenset()) | {"layer_types"},
         head_norm=HeadNorm.HEAD,

@@ -45,7 +45,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
     if rope is None:
         rope = Fields(values=_DEFAULT_ROPE, path=fields.path, prefix="rope_parameters.")
-    beta = rope.positive(_BETA) if rope.get(_BETA) else 0.0
+    beta = rope.nonzero(_BETA, 0.0)
     plain = fields.without("rope_scaling", "rope_parameters")
     plain = plain.with_defaults(
         {"rope_parameters": rope.without(_BETA, "max_position_embeddings").values}
@@ -68,7 +68,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     (rope,) = config.ropes
     dense.refuse_other_yarn_factor(fields, rope.factor)
     config = dataclasses.replace(config, ropes=(_with_log_scale(fields, rope),))
-    beta = fields.positive(_TEMPERATURE) if fields.get(_TEMPERATURE) else 0.0
+    beta = fields.nonzero(_TEMPERATURE, 0.0)
     original = fields.count(
         "rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, config.max_context_tokens
     )

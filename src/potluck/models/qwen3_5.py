@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from potluck.models import qwen3_next
 from potluck.models.family import Family
@@ -65,18 +64,19 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _without_sections(fields).with_defaults(_MOE_DEFAULTS)
     # As in ``Qwen3_5MoeTopKRouter`` of transformers, whatever the file says.
-    fields = replace(fields, values={**fields.values, "norm_topk_prob": True})
+    fields = fields.changed({"norm_topk_prob": True})
     return read_text_config(fields, family="qwen3_5_moe_text", experts=read_experts_by_step(fields))
 
 
 def _without_sections(fields: Fields) -> Fields:
     """Return ``fields`` without the division of rotations among image coordinates."""
-    ropes = {
-        key: dict(section.without(*_SECTION_KEYS).values)
-        for key in _ROPES
-        if (section := fields.section(key)) is not None
-    }
-    return replace(fields, values={**fields.values, **ropes})
+    return fields.changed(
+        {
+            key: section.without(*_SECTION_KEYS).values
+            for key in _ROPES
+            if (section := fields.section(key)) is not None
+        }
+    )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
