@@ -10,14 +10,8 @@ from collections.abc import Mapping, Sequence
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
-from potluck.models.layers import with_layers
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    INTERLEAVED_PROJECTIONS,
-    FileKind,
-)
+from potluck.models.layers import all_but_every_nth, with_layers
+from potluck.models.names import INTERLEAVED_NAMES
 from potluck.types.model import LayerConfig, ModelConfig, NormKind, NormPlaces
 from potluck.types.tensor import TensorSource
 
@@ -75,7 +69,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     if not fields.texts("layer_types"):
         pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
-        return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
+        return all_but_every_nth(num_layers, pattern)
     return hugging_face.sliding_layers(fields)
 
 
@@ -92,7 +86,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale")),
         # The pattern that llama.cpp assumes; it is not in the files.
-        tuple((layer + 1) % _PATTERN != 0 for layer in range(config.num_layers)),
+        all_but_every_nth(config.num_layers, _PATTERN),
         fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS),
     )
 
@@ -116,8 +110,5 @@ COHERE2 = Family(
     gguf_architectures=("cohere2",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
-    },
+    names=INTERLEAVED_NAMES,
 )

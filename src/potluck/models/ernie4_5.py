@@ -5,13 +5,7 @@ from __future__ import annotations
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    INTERLEAVED_PROJECTIONS,
-    FileKind,
-)
+from potluck.models.names import INTERLEAVED_NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -34,14 +28,11 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     return gguf.read_config(
         fields,
         source,
         family="ernie4_5",
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
     )
 
 
@@ -52,8 +43,5 @@ ERNIE4_5 = Family(
     gguf_architectures=("ernie4_5",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
-    },
+    names=INTERLEAVED_NAMES,
 )

@@ -18,13 +18,7 @@ from potluck.models.fields import (
     Fields,
     unsupported,
 )
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    FileKind,
-    StoredPart,
-)
+from potluck.models.names import INTERLEAVED_NAMES, SHARED_EXPERTS, FileKind
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -113,14 +107,11 @@ ERNIE4_5_MOE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        **INTERLEAVED_NAMES,
+        FileKind.HUGGING_FACE: INTERLEAVED_NAMES[FileKind.HUGGING_FACE].changed(
             {
-                "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
-                "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
                 "mlp.correction.weight": "mlp.moe_statics.e_score_correction_bias",
-                "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-                "mlp.shared.up": "mlp.shared_experts.up_proj",
-                "mlp.shared.down": "mlp.shared_experts.down_proj",
+                **SHARED_EXPERTS,
             },
             skipped={
                 "multi-token prediction layers": re.compile(
@@ -128,6 +119,5 @@ ERNIE4_5_MOE = Family(
                 )
             },
         ),
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
     },
 )

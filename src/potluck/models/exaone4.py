@@ -9,7 +9,7 @@ from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
 from potluck.models.layers import with_layers
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.olmo2 import POST_NORM_NAMES
 from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces
 from potluck.types.tensor import TensorSource
 
@@ -85,13 +85,5 @@ EXAONE4 = Family(
     gguf_architectures=("exaone4",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {
-                "attn_post_norm": "post_attention_layernorm",
-                "mlp_post_norm": "post_feedforward_layernorm",
-            }
-        ),
-        FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
-    },
+    names=POST_NORM_NAMES,
 )

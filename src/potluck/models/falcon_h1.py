@@ -135,8 +135,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="falcon_h1",
         implemented=mamba_fields.GGUF_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=frozenset({"attn_q", "ffn_gate"}),
     )
     mixer = mamba_fields.mamba_from_gguf(fields, source, (False,))
     if "blk.0.ssm_norm.weight" not in names:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 
-from potluck.models import hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.models.hugging_face import FULL, SLIDING
+from potluck.models.layers import all_but_every_nth
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
 from potluck.types.model import LayerConfig, ModelConfig, NormPlaces, RopeConfig
 from potluck.types.program import Activation
@@ -90,11 +91,6 @@ def sliding_layers(fields: Fields, *, pattern: int) -> tuple[bool, ...]:
     if not fields.texts("layer_types"):
         return all_but_every_nth(hugging_face.num_hidden_layers(fields), pattern)
     return hugging_face.sliding_layers(fields)
-
-
-def all_but_every_nth(num_layers: int, pattern: int) -> tuple[bool, ...]:
-    """Return true for all layers except every ``pattern``-th; 0 selects all of them."""
-    return tuple(pattern == 0 or (layer + 1) % pattern != 0 for layer in range(num_layers))
 
 
 def read_section_rope(
@@ -200,10 +196,10 @@ def pattern_of(fields: Fields, num_layers: int, *, default: int | None = None) -
 
     It is a boolean for each layer, or a number as in ``all_but_every_nth``.
     """
-    if not is_list(fields.get(PATTERN_KEY)):
+    if not gguf.is_list(fields.get(PATTERN_KEY)):
         pattern = fields.count(PATTERN_KEY, MAX_LAYERS, default, minimum=0)
         return all_but_every_nth(num_layers, pattern)
-    flags = values_by_layer(fields, PATTERN_KEY, num_layers)
+    flags = gguf.values_by_layer(fields, PATTERN_KEY, num_layers)
     if not all(isinstance(each, bool) for each in flags):
         raise fields.error(PATTERN_KEY, "must be booleans")
     return tuple(map(bool, flags))
@@ -219,16 +215,3 @@ def gguf_scale(config: ModelConfig, *, layers_of_27b: int) -> float:
     if config.num_layers == layers_of_27b:
         return float((config.hidden_size // attention.num_heads) ** -0.5)
     return float(attention.head_dim**-0.5)
-
-
-def is_list(value: object) -> bool:
-    """Return whether the metadata has a list of values, and not a single one."""
-    return isinstance(value, Iterable) and not isinstance(value, str)
-
-
-def values_by_layer(fields: Fields, key: str, num_layers: int) -> tuple[object, ...]:
-    """Return the values of a list in the metadata, which has one for each layer."""
-    value = fields.get(key)
-    if not isinstance(value, Iterable) or not isinstance(value, Sized) or len(value) != num_layers:
-        raise fields.error(key, f"must have a value for each of {num_layers} layers")
-    return tuple(value)

@@ -417,9 +417,9 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 def _of_layers(fields: Fields, key: str, num_layers: int, maximum: int) -> tuple[int, ...]:
     """Return a number for each layer, from a list or a single value."""
-    if not gemma.is_list(fields.get(key)):
+    if not gguf.is_list(fields.get(key)):
         return (fields.count(key, maximum),) * num_layers
-    values = gemma.values_by_layer(fields, key, num_layers)
+    values = gguf.values_by_layer(fields, key, num_layers)
     if not all(type(each) is int and 1 <= each <= maximum for each in values):
         raise fields.error(key, f"must be integers from 1 to {maximum}")
     return tuple(each for each in values if isinstance(each, int))

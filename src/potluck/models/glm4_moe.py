@@ -17,7 +17,7 @@ from potluck.models.fields import (
     Fields,
     with_groups,
 )
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, SHARED_EXPERTS, FileKind
 from potluck.types.model import ExpertsConfig, HeadNorm, MlpConfig, ModelConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
@@ -93,7 +93,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="glm4_moe",
         implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {gguf.NEXT_KEY},
-        qkv_bias="blk.0.attn_q.bias" in names,
+        optional_biases=frozenset({"attn_q"}),
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
         experts=gguf.read_experts_of_layers(
             fields, source, norm_topk_prob=False, score=ExpertScore.SIGMOID
@@ -112,9 +112,7 @@ GLM4_MOE = Family(
             HUGGING_FACE_NAMES.changed(
                 {
                     "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
-                    "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-                    "mlp.shared.up": "mlp.shared_experts.up_proj",
-                    "mlp.shared.down": "mlp.shared_experts.down_proj",
+                    **SHARED_EXPERTS,
                 }
             ),
             has_more_layers=True,

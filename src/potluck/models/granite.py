@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from potluck.models import dense, gguf, hugging_face, mamba_fields
+from potluck.models import gguf, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import Fields, unsupported
 from potluck.models.layers import with_attention, with_layers
+from potluck.models.names import CONVERTED_NAMES
 from potluck.types.model import ExpertsConfig, LayerConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -101,7 +102,6 @@ def with_gguf_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     fields.positive("logit_scale")  # llama.cpp requires it
     fields, has_attention = gguf.layers_with_attention(fields)
     if not all(has_attention):
@@ -111,9 +111,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="granite",
         implemented=GGUF_KEYS | _UNUSED_GGUF_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
     )
     config = with_gguf_multipliers(config, fields)
     is_turned = fields.flag(IS_TURNED, default=True)
@@ -126,5 +124,5 @@ GRANITE = Family(
     gguf_architectures=("granite",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names=dense.CONVERTED_NAMES,
+    names=CONVERTED_NAMES,
 )

@@ -112,16 +112,13 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     fields, has_attention = gguf.layers_with_attention(fields)
     if all(has_attention):
         raise unsupported(f"{fields.prefix}attention.head_count_kv without a 0")
-    names = frozenset(source.names())
-    layer = has_attention.index(True) if any(has_attention) else 0
     config = gguf.read_config(
         fields,
         source,
         family="granitemoehybrid",
         implemented=granite.GGUF_KEYS | gguf.EXPERT_KEYS | gguf.PLACE_KEYS | mamba_fields.GGUF_KEYS,
-        qkv_bias=f"blk.{layer}.attn_q.bias" in names,
-        output_bias=f"blk.{layer}.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
+        attention_layer=has_attention.index(True) if any(has_attention) else 0,
         experts=gguf.read_experts_of_layers(
             fields, source, norm_topk_prob=True, width_key="feed_forward_length"
         ),

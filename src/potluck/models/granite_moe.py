@@ -12,13 +12,7 @@ from collections.abc import Mapping
 from potluck.models import gguf, granite, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_WIDTH, Fields
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    FileKind,
-    StoredPart,
-)
+from potluck.models.names import CONVERTED_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -79,14 +73,12 @@ def read_experts(fields: Fields, *, shared: MlpConfig | None) -> tuple[ExpertsCo
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     config = gguf.read_config(
         fields,
         source,
         family="granitemoe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS | granite.GGUF_SCALES,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
+        optional_biases=gguf.ATTENTION_BIASES,
         experts=gguf.read_experts_of_layers(
             fields, source, norm_topk_prob=True, width_key="feed_forward_length"
         ),
@@ -95,8 +87,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 
 _NAMES = {
+    **CONVERTED_NAMES,
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(EXPERT_STEMS),
-    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
 }
 
 GRANITE_MOE = Family(

@@ -307,6 +307,13 @@ def _has_no_windows(fields: Fields) -> bool:
     return is_full and fields.get("sliding_window") is None
 
 
+def equal_windows(fields: Fields) -> tuple[int | None, ...]:
+    """Return ``sliding_window`` for every layer, or None if it is absent."""
+    is_absent = fields.get("sliding_window") is None
+    window = None if is_absent else fields.count("sliding_window", MAX_CONTEXT_TOKENS)
+    return (window,) * num_hidden_layers(fields)
+
+
 def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
     """Return the windows of the Qwen families, one per layer.
 

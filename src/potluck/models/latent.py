@@ -25,7 +25,14 @@ from potluck.models.fields import (
     with_groups,
 )
 from potluck.models.layers import with_layers
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    SHARED_EXPERTS,
+    FileKind,
+    NameTable,
+    StoredPart,
+)
 from potluck.types.model import (
     ExpertsConfig,
     LatentAttentionConfig,
@@ -264,9 +271,7 @@ NAMES: Mapping[FileKind, NameTable] = {
                     name="self_attn.kv_b_proj", after=("attn.k_up",), is_per_head=True
                 ),
                 "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
-                "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-                "mlp.shared.up": "mlp.shared_experts.up_proj",
-                "mlp.shared.down": "mlp.shared_experts.down_proj",
+                **SHARED_EXPERTS,
             },
             variants={
                 _FULL_RANK: {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from potluck.models import hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
 
@@ -41,14 +41,11 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     num_layers = hugging_face.num_hidden_layers(fields)
     experts = hugging_face.read_experts(fields, norm_topk_prob=True, num_layers=num_layers)
-    window = None
-    if fields.get("sliding_window") is not None:
-        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
     return hugging_face.read_config(
         fields,
         family="mixtral",
         implemented=hugging_face.EXPERT_KEYS | {"sliding_window"},
-        sliding_windows=(window,) * num_layers,
+        sliding_windows=hugging_face.equal_windows(fields),
         experts=(experts,) * num_layers,
     )
 

@@ -252,6 +252,13 @@ USUAL_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.GGUF: GGUF_NAMES,
 }
 
+SHARED_EXPERTS: Mapping[str, str] = {
+    "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+    "mlp.shared.up": "mlp.shared_experts.up_proj",
+    "mlp.shared.down": "mlp.shared_experts.down_proj",
+}
+"""Stems of the shared experts in many Hugging Face files."""
+
 INTERLEAVED_PROJECTIONS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
     "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
@@ -263,6 +270,18 @@ INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
     "attn.k": StoredPart(name="attn_k", is_interleaved=True),
 }
 """Stems of GGUF files that interleave the halves of the heads of q and k."""
+
+INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
+    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+}
+"""The usual names of families with interleaved rope pairs."""
+
+CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
+    FileKind.GGUF: INTERLEAVED_NAMES[FileKind.GGUF],
+}
+"""The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""
 
 
 def stored_tensor(

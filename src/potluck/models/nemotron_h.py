@@ -254,10 +254,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         | gguf.PLACE_KEYS
         | mamba_fields.GGUF_KEYS
         | {_EPSILON, _LATENT, gguf.NEXT_KEY, "rope.scaling.finetuned"},
-        qkv_bias=f"blk.{first}.attn_q.bias" in names,
-        output_bias=f"blk.{first}.attn_output.bias" in names,
-        mlp_bias=f"blk.{max(kinds.find(_MLP), 0)}.ffn_up.bias" in names,
-        activation=Activation.RELU_SQUARED,
+        optional_biases=gguf.ATTENTION_BIASES,
+        attention_layer=first,
         experts=gguf.read_experts_of_layers(
             fields,
             source,
@@ -291,7 +289,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 def _of_blocks(fields: Fields, key: str, num_blocks: int, maximum: int) -> tuple[int, ...]:
     """Return a number for each block, from a list or a single value."""
     value = fields.get(key)
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if not gguf.is_list(value):
         return (fields.count(key, maximum, minimum=0),) * num_blocks
     counts = fields.changed({key: tuple(value)}).counts(key, maximum)
     if len(counts) != num_blocks:

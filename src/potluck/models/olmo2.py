@@ -66,14 +66,12 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
         family="olmo2",
         implemented=_GGUF_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
+        optional_biases=gguf.ATTENTION_BIASES,
         head_norm=HeadNorm.WIDTH,
     )
     (rope,) = config.ropes
@@ -113,7 +111,7 @@ def _with_kinds(
     return dataclasses.replace(with_layers(config, change), ropes=distinct)
 
 
-_NAMES = {
+POST_NORM_NAMES = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
         {
             "attn_post_norm": "post_attention_layernorm",
@@ -122,6 +120,7 @@ _NAMES = {
     ),
     FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
 }
+"""The names of families with a norm after each branch, and none before it."""
 
 OLMO2 = Family(
     name="olmo2",
@@ -129,7 +128,7 @@ OLMO2 = Family(
     gguf_architectures=("olmo2",),
     from_hugging_face=_from_olmo2,
     from_gguf=_from_gguf,
-    names=_NAMES,
+    names=POST_NORM_NAMES,
 )
 OLMO3 = Family(
     name="olmo3",
@@ -137,5 +136,5 @@ OLMO3 = Family(
     gguf_architectures=(),
     from_hugging_face=_from_olmo3,
     from_gguf=None,
-    names=_NAMES,
+    names=POST_NORM_NAMES,
 )

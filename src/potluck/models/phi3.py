@@ -38,14 +38,11 @@ def _fused_qkv(name: str) -> Mapping[str, StoredPart]:
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _with_newer_names(fields.with_defaults(_DEFAULTS))
-    window = None
-    if fields.get("sliding_window") is not None:
-        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
     return hugging_face.read_config(
         fields,
         family="phi3",
         implemented=frozenset({"sliding_window"}),
-        sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
+        sliding_windows=hugging_face.equal_windows(fields),
         default_rotary_share=1.0,
     )
 
@@ -64,7 +61,7 @@ def _with_newer_names(fields: Fields) -> Fields:
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     plain = fields
-    has_factors = dense.has_tensor(source, _LONG) or dense.has_tensor(source, _SHORT)
+    has_factors = not {_LONG, _SHORT}.isdisjoint(source.names())
     if has_factors:
         plain = fields.without("rope.scaling.attn_factor", "rope.scaling.type")
     config = gguf.read_config(

@@ -25,13 +25,11 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     return gguf.read_config(
         fields,
         source,
         family="seed_oss",
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
+        optional_biases=gguf.ATTENTION_BIASES,
     )
 
 
