@@ -125,19 +125,8 @@ def add_latent_attention(
         layer_tensor(layer, "attn.latent_norm.weight"), latent, latent, epsilon=config.norm_epsilon
     )
     k = builder.register(_K, head_dim)
-    for part, start in ((k_rope, 0), (latent, config.rope_dim)):
-        width = builder.registers[part]
-        builder.add(
-            CopyColumns(
-                x=part,
-                out=k,
-                num_groups=1,
-                count=width,
-                x_stride=width,
-                out_stride=head_dim,
-                out_start=start,
-            )
-        )
+    builder.copy(k_rope, k, 0)
+    builder.copy(latent, k, config.rope_dim)
     for heads, count in ((q, num_heads), (k, 1)):
         builder.add(
             Rope(

@@ -102,7 +102,7 @@ def _mixer(fields: Fields, *, hidden_size: int) -> MambaConfig:
         groups_key="mamba_n_groups",
         state_key="mamba_d_state",
         kernel_key="mamba_d_conv",
-        steps=mamba_fields.step_limits(fields, "time_step_limit"),
+        steps=mamba_fields.step_limits(fields),
         has_conv_bias=fields.truth("mamba_conv_bias", default=True),
         has_bias=fields.truth("mamba_proj_bias", default=False),
     )

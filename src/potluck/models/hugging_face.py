@@ -342,15 +342,18 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
 
 def sliding_layers(fields: Fields) -> tuple[bool, ...]:
     """Return whether each layer has a sliding window, from ``layer_types``, which is required."""
-    num_layers = num_hidden_layers(fields)
     layer_types = fields.texts("layer_types")
-    if len(layer_types) != num_layers:
-        raise ModelFileError(
-            fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
-        )
-    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    check_kinds(fields, "layer_types", layer_types, {FULL, SLIDING})
     return tuple(kind == SLIDING for kind in layer_types)
+
+
+def check_kinds(fields: Fields, key: str, kinds: Sequence[str], known: Set[str]) -> None:
+    """Raise unless ``kinds``, from ``key`` or its default, has one of ``known`` for each layer."""
+    num_layers = num_hidden_layers(fields)
+    if len(kinds) != num_layers:
+        raise ModelFileError(fields.path, f"{key} has {len(kinds)} entries for {num_layers} layers")
+    if unknown := sorted(set(kinds) - known):
+        raise unsupported(*(f"{key} {kind}" for kind in unknown))
 
 
 def check_layer_kinds(fields: Fields, kinds: Sequence[str], known: Set[str]) -> None:

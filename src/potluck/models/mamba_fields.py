@@ -55,8 +55,9 @@ def mamba_config(
     )
 
 
-def step_limits(fields: Fields, key: str) -> tuple[float, float | None]:
-    """Return the minimum and maximum step under ``key``; the maximum is None if there is none."""
+def step_limits(fields: Fields) -> tuple[float, float | None]:
+    """Return ``time_step_limit``, the minimum and maximum step; None if there is no maximum."""
+    key = "time_step_limit"
     value = fields.get(key)
     if value is None:
         return 0.0, None

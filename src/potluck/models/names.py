@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from potluck.types.model import AttentionConfig, LatentAttentionConfig, ModelConfig
+from potluck.types.model import LatentAttentionConfig, ModelConfig
 from potluck.types.program import WeightSpec
 from potluck.types.tensor import InterleavedHeads, RowRange, StoredTensor
 
@@ -304,7 +304,7 @@ def stored_tensor(
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
         num_matrices=weight.shape[0] if part.is_per_head else None,
         row_range=_row_range(config, table, part, weight, weights),
-        rows=_rows(config, part, weight),
+        rows=None if part.rows_of is None else part.rows_of(config, _layer_and_stem(weight)[0]),
         plus_one=part.plus_one,
         is_negative_exp=part.is_negative_exp,
         is_transposed=part.is_transposed,
@@ -321,10 +321,12 @@ def with_prefix(config: ModelConfig, name: str) -> str:
     return f"{config.head_prefix}{name}" if name.startswith("lm_head") else name
 
 
-def _attention_of(config: ModelConfig, name: str) -> AttentionConfig | LatentAttentionConfig | None:
-    """Return the attention of the layer that a canonical tensor belongs to."""
-    layer = _LAYER_TENSOR.fullmatch(name)
-    return None if layer is None else config.layers[int(layer[1])].attention
+def _layer_and_stem(weight: WeightSpec) -> tuple[int, str]:
+    """Return the layer that has a tensor, and the tensor's name in it without its last part."""
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
+    if layer is None:
+        raise ValueError(f"{weight.name} is part of a tensor but belongs to no layer")
+    return int(layer[1]), layer[2].rpartition(".")[0]
 
 
 def _row_range(
@@ -336,9 +338,7 @@ def _row_range(
 ) -> RowRange | None:
     if not part.is_part and not part.after and part.stride == 1:
         return None
-    layer = _LAYER_TENSOR.fullmatch(weight.name)
-    if layer is None:
-        raise ValueError(f"{weight.name} is part of a tensor but belongs to no layer")
+    layer, _ = _layer_and_stem(weight)
     suffix = weight.name.rpartition(".")[2]
 
     def num_rows(each: WeightSpec) -> int:
@@ -346,7 +346,7 @@ def _row_range(
         is_turned = table.find(each.name, config.name_variants).is_turned
         return each.shape[-1 if is_turned or _is_bias(each) else -2]
 
-    before = (weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")] for each in part.after)
+    before = (weights[layer_tensor(layer, f"{each}.{suffix}")] for each in part.after)
     return RowRange(
         start=part.first + sum(map(num_rows, before)),
         num_rows=num_rows(weight),
@@ -355,23 +355,13 @@ def _row_range(
     )
 
 
-def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[range, ...] | None:
-    if part.rows_of is None:
-        return None
-    layer = _LAYER_TENSOR.fullmatch(weight.name)
-    if layer is None:
-        raise ValueError(f"{weight.name} consists of rows of a tensor but belongs to no layer")
-    return part.rows_of(config, int(layer[1]))
-
-
 def _is_bias(weight: WeightSpec) -> bool:
     return weight.name.endswith(".bias")
 
 
 def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | None:
-    layer = _LAYER_TENSOR.fullmatch(weight.name)
-    stem = "" if layer is None else layer[2].rpartition(".")[0]
-    attention = _attention_of(config, weight.name)
+    layer, stem = _layer_and_stem(weight)
+    attention = config.layers[layer].attention
     if isinstance(attention, LatentAttentionConfig):
         return _interleaved_latent(stem, attention)
     if attention is None or stem not in _HEADS:
