@@ -214,7 +214,7 @@ def read_recurrent_config(
 
 
 NEXT_KEY = "nextn_predict_layers"
-"""Return how many of the last layers are for multi-token prediction."""
+"""How many of the last layers are for multi-token prediction."""
 
 
 def without_mtp_layers(fields: Fields) -> Fields:
@@ -415,16 +415,18 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
         plain,
         scaling=RopeScaling.YARN,
         factor=factor,
-        original_context_tokens=fields.count(
-            "rope.scaling.original_context_length",
-            MAX_CONTEXT_TOKENS,
-            fields.count("context_length", MAX_CONTEXT_TOKENS),
-        ),
+        original_context_tokens=trained_context(fields),
         beta_fast=fields.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.positive("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=fields.positive("rope.scaling.attn_factor", 1.0)
         * (1.0 if factor <= 1 else 1.0 + 0.1 * math.log(factor)),
     )
+
+
+def trained_context(fields: Fields) -> int:
+    """Return the context with which a model whose rope is scaled was trained."""
+    context_tokens = fields.count("context_length", MAX_CONTEXT_TOKENS)
+    return fields.count("rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, context_tokens)
 
 
 def read_factors(fields: Fields, source: TensorSource, name: str, count: int) -> tuple[float, ...]:

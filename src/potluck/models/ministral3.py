@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.models.layers import with_attention
 from potluck.models.mistral import SKIPPED
 from potluck.models.names import CONVERTED_NAMES, HUGGING_FACE_NAMES, FileKind
@@ -65,10 +65,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     dense.refuse_other_yarn_factor(fields, rope.factor)
     config = dataclasses.replace(config, ropes=(_with_log_scale(fields, rope),))
     beta = fields.nonzero(_TEMPERATURE, 0.0)
-    original = fields.count(
-        "rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, config.max_context_tokens
-    )
-    return _with_query_scale(config, beta, original)
+    return _with_query_scale(config, beta, gguf.trained_context(fields))
 
 
 def _with_log_scale(fields: Fields, rope: RopeConfig) -> RopeConfig:

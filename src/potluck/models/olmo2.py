@@ -6,14 +6,13 @@ OLMo 3 has sliding windows with unscaled rope in three of four layers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from potluck.models import dense, gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
-from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces, RopeConfig
+from potluck.types.model import HeadNorm, ModelConfig, NormPlaces, RopeConfig
 from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
@@ -62,7 +61,7 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
     if fields.is_null("sliding_window"):
         is_sliding = (False,) * config.num_layers
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
-    return _with_kinds(config, is_sliding, window, ropes)
+    return gemma.with_two_kinds(config, is_sliding, window, ropes, NormPlaces.POST)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
@@ -83,32 +82,13 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     if fields.positive("rope.freq_base_swa", rope.theta) != rope.theta:
         raise unsupported(f"{fields.prefix}rope.freq_base_swa={fields.get('rope.freq_base_swa')}")
     unscaled = RopeConfig(theta=rope.theta, rotary_dim=rope.rotary_dim)
+    ropes = {False: rope, True: unscaled}
     is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
-    return _with_kinds(config, is_sliding, window, {False: rope, True: unscaled})
+    return gemma.with_two_kinds(config, is_sliding, window, ropes, NormPlaces.POST)
 
 
 def _with_norms_after(config: ModelConfig) -> ModelConfig:
     return with_layers(config, lambda _, layer: dataclasses.replace(layer, norms=NormPlaces.POST))
-
-
-def _with_kinds(
-    config: ModelConfig,
-    is_sliding: Sequence[bool],
-    window: int,
-    ropes: dict[bool, RopeConfig],
-) -> ModelConfig:
-    """Return ``config`` with two kinds of layers; ``ropes`` is by whether a layer slides."""
-    tables = gemma.rope_indices(is_sliding, ropes)
-
-    def change(index: int, layer: LayerConfig) -> LayerConfig:
-        slides = is_sliding[index]
-        attention = dataclasses.replace(
-            layer.grouped_attention, window=window if slides else None, rope=tables[slides]
-        )
-        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
-
-    distinct = tuple(dict.fromkeys(ropes[slides] for slides in tables))
-    return dataclasses.replace(with_layers(config, change), ropes=distinct)
 
 
 POST_NORM_NAMES = {

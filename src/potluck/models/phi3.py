@@ -77,11 +77,7 @@ def _read_longrope(fields: Fields, source: TensorSource, plain: RopeConfig) -> R
     return dataclasses.replace(
         plain,
         scaling=RopeScaling.LONGROPE,
-        original_context_tokens=fields.count(
-            "rope.scaling.original_context_length",
-            MAX_CONTEXT_TOKENS,
-            fields.count("context_length", MAX_CONTEXT_TOKENS),
-        ),
+        original_context_tokens=gguf.trained_context(fields),
         long_factors=gguf.read_factors(fields, source, _LONG, num_pairs),
         short_factors=gguf.read_factors(fields, source, _SHORT, num_pairs),
         attention_factor=fields.positive("rope.scaling.attn_factor", 1.0),
