@@ -255,7 +255,8 @@ def _num_pieces(model: Any) -> int:
     num_pieces: int = model.get_vocab_size(with_added_tokens=False)
     if all(model.id_to_token(token) is not None for token in range(num_pieces)):
         return num_pieces
-    return max(model.get_vocab(with_added_tokens=False).values()) + 1
+    largest: int = max(model.get_vocab(with_added_tokens=False).values())
+    return largest + 1
 
 
 def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:
