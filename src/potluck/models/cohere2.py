@@ -30,7 +30,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields.refuse_others(_NEUTRAL)
-    attention_bias = fields.flag("attention_bias", default=False)
     if fields.flag("use_qk_norm", default=False):
         raise unsupported("use_qk_norm=True in the family cohere2")
     # ``rms_norm_eps``, which the family does not use, may nevertheless be in the file.
@@ -40,7 +39,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         family="cohere2",
         implemented=frozenset(
             {
-                "attention_bias",
                 "layer_types",
                 "logit_scale",
                 "sliding_window",
@@ -49,8 +47,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
                 "use_qk_norm",
             }
         ),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
     )
     if fields.get("head_dim") is not None and (
         config.layers[0].grouped_attention.head_dim * config.layers[0].grouped_attention.num_heads

@@ -74,7 +74,6 @@ _UNIFIED_DEFAULTS: Mapping[str, object] = {
 }
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "final_logit_softcapping",
         "layer_types",
         "num_experts",
@@ -114,13 +113,11 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
         fields = fields.without("rope_parameters")
     fields = gemma.with_defaults(fields, defaults)
     _check_ropes(fields)
-    attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields.without("rope_parameters", "rope_scaling", "rope_theta"),
         family=family,
         implemented=_IMPLEMENTED,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         activations=gemma.ACTIVATIONS,
     )

@@ -18,7 +18,6 @@ from potluck.types.tensor import TensorSource
 
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "attention_multiplier",
         "embedding_multiplier",
         "logits_scaling",
@@ -53,13 +52,11 @@ def read_hugging_face(
     experts: tuple[ExpertsConfig, ...] | None = None,
 ) -> ModelConfig:
     """Return a ``family``'s model with multipliers; it reads the keys ``implemented`` itself."""
-    attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
         family=family,
         implemented=_IMPLEMENTED | implemented,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         mlp_bias=mlp_bias,
         experts=experts,
     )

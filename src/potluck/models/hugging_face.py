@@ -131,6 +131,7 @@ def read_config(
     default_head_dim: int | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
+    reads_attention_bias: bool = False,
     mlp_bias: bool = False,
     head_norm: HeadNorm = HeadNorm.NONE,
     sliding_windows: tuple[int | None, ...] | None = None,
@@ -143,14 +144,18 @@ def read_config(
     ``absent_kv_heads`` is the number of key-value heads if the key is absent (null, or no such
     argument, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
     hidden size, ``sliding_windows`` to full attention in every layer, and ``experts``, one entry
-    per layer, to an MLP in every layer. ``activations`` maps ``hidden_act`` to those that the
-    family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
+    per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
+    determines ``qkv_bias`` and ``output_bias``. ``activations`` maps ``hidden_act`` to those that
+    the family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
     specify it (``partial_rotary_factor``); None means that the family rotates whole heads. Layers
     are equal except for ``sliding_windows`` and ``experts``; a family changes them with
     ``with_layers``.
     """
     if default_rotary_share is not None:
         implemented = implemented | {"partial_rotary_factor"}
+    if reads_attention_bias:
+        implemented = implemented | {"attention_bias"}
+        qkv_bias = output_bias = fields.flag("attention_bias", default=False)
     refuse_unsupported(fields, implemented, activations)
     num_layers = num_hidden_layers(fields)
     hidden_size = fields.count("hidden_size", MAX_WIDTH)

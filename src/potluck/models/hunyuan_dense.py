@@ -29,14 +29,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults({"rms_norm_eps": 1e-5})
     fields.refuse_others(_NEUTRAL)
-    attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         _without_alpha(fields),
         family="hunyuan_v1_dense",
         # Published files set ``use_qk_norm``, which the family always has.
-        implemented=frozenset({"attention_bias", "num_experts", "use_qk_norm", "qk_norm"}),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=frozenset({"num_experts", "use_qk_norm", "qk_norm"}),
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
     )
     return _with_norms_after_rope(config)

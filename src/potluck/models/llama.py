@@ -16,13 +16,11 @@ from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields,
         family="llama",
-        implemented=frozenset({"attention_bias", "mlp_bias"}),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=frozenset({"mlp_bias"}),
+        reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
     )
 

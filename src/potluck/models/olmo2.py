@@ -24,13 +24,11 @@ _GGUF_KEYS = frozenset(
 
 
 def _read(fields: Fields, family: str, implemented: frozenset[str]) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields.with_defaults({"rms_norm_eps": 1e-5}),
         family=family,
-        implemented=implemented | {"attention_bias"},
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=implemented,
+        reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
     )
 

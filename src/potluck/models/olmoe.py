@@ -29,7 +29,6 @@ _DEFAULTS: Mapping[str, object] = {
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     num_layers = hugging_face.num_hidden_layers(fields)
-    attention_bias = fields.flag("attention_bias", default=False)
     experts = hugging_face.read_experts(
         fields,
         norm_topk_prob=fields.flag("norm_topk_prob", default=False),
@@ -39,9 +38,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
         fields,
         family="olmoe",
-        implemented=hugging_face.EXPERT_KEYS | {"attention_bias"},
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=hugging_face.EXPERT_KEYS,
+        reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
         experts=(experts,) * num_layers,
     )

@@ -10,15 +10,13 @@ from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields,
         family="qwen3",
-        implemented=hugging_face.WINDOW_KEYS | {"attention_bias"},
+        implemented=hugging_face.WINDOW_KEYS,
         absent_kv_heads=32,
         default_head_dim=128,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         sliding_windows=hugging_face.windows_by_layer_type(fields),
     )

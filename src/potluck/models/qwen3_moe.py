@@ -12,15 +12,12 @@ from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields,
         family="qwen3_moe",
-        implemented=hugging_face.EXPERT_KEYS
-        | {"attention_bias", "sliding_window", "use_sliding_window"},
+        implemented=hugging_face.EXPERT_KEYS | {"sliding_window", "use_sliding_window"},
         absent_kv_heads=4,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         sliding_windows=(_window(fields),) * hugging_face.num_hidden_layers(fields),
         experts=hugging_face.experts_by_step(fields),

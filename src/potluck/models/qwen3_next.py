@@ -68,15 +68,13 @@ def read_text_config(
     """Return the configuration of a ``family`` with Qwen3-Next's layers."""
     # Models with other gates say so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
-    has_bias = fields.flag("attention_bias", default=False)
-    implemented = frozenset({"attention_bias", "layer_types"})
+    implemented = frozenset({"layer_types"})
     config = hugging_face.read_config(
         fields,
         family=family,
         implemented=implemented if experts is None else implemented | hugging_face.EXPERT_KEYS,
         default_head_dim=HEAD_DIM,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         experts=experts,
         default_rotary_share=ROTARY_SHARE,

@@ -23,7 +23,6 @@ _DEFAULTS: Mapping[str, object] = {
 }
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "layer_types",
         "mlp_bias",
         "no_rope_layer_interval",
@@ -38,14 +37,12 @@ _INTERVAL = 4
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
-    attention_bias = fields.flag("attention_bias", default=False)
     turns = _layers_with_rope(fields)
     config = hugging_face.read_config(
         fields,
         family="smollm3",
         implemented=_IMPLEMENTED,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
         sliding_windows=_windows(fields, turns),
     )
