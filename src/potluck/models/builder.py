@@ -12,6 +12,7 @@ from potluck.types.program import (
     Linear,
     Op,
     RmsNorm,
+    Rope,
     Scale,
     StateSpec,
     WeightRole,
@@ -98,6 +99,13 @@ class Builder:
         """Add a multiplication by a factor, unless it is 1."""
         if factor != 1:
             self.add(Scale(x=x, factor=factor))
+
+    def rotate(self, x: str, num_heads: int, head_dim: int, table: int) -> None:
+        """Add the rotation of heads by one of the model's tables."""
+        rotary_dim = self.config.ropes[table].rotary_dim
+        self.add(
+            Rope(x=x, num_heads=num_heads, head_dim=head_dim, rotary_dim=rotary_dim, table=table)
+        )
 
     def copy(self, x: str, out: str, start: int) -> None:
         """Add a copy of ``x`` to the columns of ``out`` from ``start`` on."""

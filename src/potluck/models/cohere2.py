@@ -57,9 +57,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale", 0.0625)),
         _sliding_layers(fields, config.num_layers),
-        None
-        if fields.is_null("sliding_window")
-        else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096),
+        hugging_face.window_unless_null(fields),
     )
 
 

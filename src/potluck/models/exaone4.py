@@ -26,9 +26,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         head_norm=HeadNorm.HEAD,
     )
     config = dataclasses.replace(config, norm_epsilon=fields.positive("rms_norm_eps", 1e-5))
-    if fields.is_null("sliding_window"):
+    window = hugging_face.window_unless_null(fields)
+    if window is None:
         return _with_kinds(config, (False,) * config.num_layers, None)
-    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
     return _with_kinds(config, _sliding_layers(fields, config.num_layers), window)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from types import UnionType
+from typing import Any, TypeVar
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.model import ExpertsConfig
@@ -51,15 +52,15 @@ class Fields:
 
     def count(self, key: str, maximum: int, default: int | None = None, *, minimum: int = 1) -> int:
         """Return an integer in ``[minimum, maximum]``."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        value: Any = self._value(key, default)
+        if not _is_number(value, int) or not minimum <= value <= maximum:
             raise self.error(key, f"must be an integer from {minimum} to {maximum}")
-        return value
+        return int(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        value: Any = self._value(key, default)
+        if not _is_number(value, int | float):
             raise self.error(key, "must be a number")
         if not 0 < value <= sys.float_info.max:
             raise self.error(key, "must be finite and above 0")
@@ -89,49 +90,25 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty if the key is absent."""
-        value = self.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list | tuple):
-            raise self.error(key, "must be a list of strings")
-        texts = tuple(item for item in value if isinstance(item, str))
-        if len(texts) != len(value):
-            raise self.error(key, "must be a list of strings")
-        return texts
+        return self._list(key, "must be a list of strings", lambda each: isinstance(each, str))
 
     def counts(self, key: str, maximum: int) -> tuple[int, ...]:
         """Return a list of integers in ``[0, maximum]``; empty if the key is absent."""
-        value = self.get(key)
-        if value is None:
-            return ()
         problem = f"must be a list of integers from 0 to {maximum}"
-        if not isinstance(value, list | tuple):
-            raise self.error(key, problem)
-        counts = tuple(
-            item
-            for item in value
-            if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= maximum
-        )
-        if len(counts) != len(value):
-            raise self.error(key, problem)
-        return counts
+        return self._list(key, problem, lambda each: _is_number(each, int) and 0 <= each <= maximum)
 
     def positives(self, key: str, count: int) -> tuple[float, ...]:
         """Return a list of ``count`` finite numbers above 0."""
-        value = self._value(key, None)
+        self._value(key, None)
         problem = f"must be a list of {count} positive numbers"
-        if not isinstance(value, list | tuple) or len(value) != count:
-            raise self.error(key, problem)
-        numbers = tuple(
-            float(item)
-            for item in value
-            if isinstance(item, int | float)
-            and not isinstance(item, bool)
-            and 0 < item <= sys.float_info.max
+        numbers = self._list(
+            key,
+            problem,
+            lambda each: _is_number(each, int | float) and 0 < each <= sys.float_info.max,
         )
         if len(numbers) != count:
             raise self.error(key, problem)
-        return numbers
+        return tuple(map(float, numbers))
 
     def section(self, key: str) -> Fields | None:
         """Return the mapping under ``key``, or None if it is absent or empty."""
@@ -169,6 +146,14 @@ class Fields:
         """Return the error that the value of ``key`` has ``problem``."""
         value = _brief(self.get(key))
         return ModelFileError(self.path, f"{self.prefix}{key} {problem}, but is {value}")
+
+    def _list(self, key: str, problem: str, is_valid: Callable[[Any], bool]) -> tuple[Any, ...]:
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(map(is_valid, value)):
+            raise self.error(key, problem)
+        return tuple(value)
 
     def _value(self, key: str, default: object) -> object:
         value = self.get(key)
@@ -271,6 +256,10 @@ def one_line(text: str) -> str:
     """Return ``text``, which may come from a file, as a short printable line for a message."""
     shown = "".join(each if each.isprintable() else "?" for each in text[:200])
     return shown if len(text) <= 200 else f"{shown}…"
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _brief(value: object) -> str:

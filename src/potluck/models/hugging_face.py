@@ -6,6 +6,7 @@ Keys, their defaults and their meaning are those of ``transformers`` 5 (``config
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence, Set
 
@@ -312,6 +313,18 @@ def _has_no_windows(fields: Fields) -> bool:
     return is_full and fields.get("sliding_window") is None
 
 
+def enabled_window(fields: Fields) -> int | None:
+    """Return ``sliding_window`` if ``use_sliding_window`` is set."""
+    is_used = fields.flag("use_sliding_window", default=False)
+    return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096) if is_used else None
+
+
+def window_unless_null(fields: Fields) -> int | None:
+    """Return ``sliding_window``: 4096 if it is absent, None if it is null."""
+    is_null = fields.is_null("sliding_window")
+    return None if is_null else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+
+
 def equal_windows(fields: Fields) -> tuple[int | None, ...]:
     """Return ``sliding_window`` for every layer, or None if it is absent."""
     is_absent = fields.get("sliding_window") is None
@@ -326,11 +339,7 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
     layers; without it they are those from ``max_window_layers`` on.
     """
     num_layers = num_hidden_layers(fields)
-    window = (
-        fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
-        if fields.flag("use_sliding_window", default=False)
-        else None
-    )
+    window = enabled_window(fields)
     layer_types = fields.texts("layer_types")
     if not layer_types:
         if window is None:
@@ -396,22 +405,20 @@ def read_rope(
     share = rope.positive("partial_rotary_factor", share)
     if default_rotary_share is None and share != 1:
         raise unsupported(f"partial_rotary_factor={share}")
-    rotary_dim = _rotary_dim(rope, head_dim, share)
-    theta = rope.positive("rope_theta", top_level_theta)
+    plain = RopeConfig(
+        theta=rope.positive("rope_theta", top_level_theta),
+        rotary_dim=_rotary_dim(rope, head_dim, share),
+    )
     if kind == "linear":
-        return RopeConfig(
-            theta=theta,
-            rotary_dim=rotary_dim,
-            scaling=RopeScaling.LINEAR,
-            factor=rope.positive("factor"),
+        return dataclasses.replace(
+            plain, scaling=RopeScaling.LINEAR, factor=rope.positive("factor")
         )
     if kind == "llama3":
         low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
         if low >= high:
             raise rope.error("low_freq_factor", "must be below high_freq_factor")
-        return RopeConfig(
-            theta=theta,
-            rotary_dim=rotary_dim,
+        return dataclasses.replace(
+            plain,
             scaling=RopeScaling.LLAMA3,
             factor=rope.positive("factor"),
             low_freq_factor=low,
@@ -419,14 +426,14 @@ def read_rope(
             original_context_tokens=trained_context(fields, rope, max_context_tokens),
         )
     if kind == "yarn":
-        return _read_yarn(fields, rope, theta, rotary_dim, max_context_tokens)
+        return _read_yarn(fields, rope, plain, max_context_tokens)
     if kind == "longrope":
-        return _read_longrope(fields, rope, theta, rotary_dim, max_context_tokens)
-    return RopeConfig(theta=theta, rotary_dim=rotary_dim)
+        return _read_longrope(fields, rope, plain, max_context_tokens)
+    return plain
 
 
 def _read_yarn(
-    fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
+    fields: Fields, rope: Fields, plain: RopeConfig, max_context_tokens: int
 ) -> RopeConfig:
     original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
@@ -438,9 +445,8 @@ def _read_yarn(
         )
     else:
         default = yarn_scale(factor)
-    return RopeConfig(
-        theta=theta,
-        rotary_dim=rotary_dim,
+    return dataclasses.replace(
+        plain,
         scaling=RopeScaling.YARN,
         factor=factor,
         original_context_tokens=original,
@@ -458,18 +464,18 @@ def yarn_scale(factor: float, scale: float = 1.0) -> float:
 
 
 def _read_longrope(
-    fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
+    fields: Fields, rope: Fields, plain: RopeConfig, max_context_tokens: int
 ) -> RopeConfig:
     original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return RopeConfig(
-        theta=theta,
-        rotary_dim=rotary_dim,
+    num_pairs = plain.rotary_dim // 2
+    return dataclasses.replace(
+        plain,
         scaling=RopeScaling.LONGROPE,
         original_context_tokens=original,
-        long_factors=rope.positives("long_factor", rotary_dim // 2),
-        short_factors=rope.positives("short_factor", rotary_dim // 2),
+        long_factors=rope.positives("long_factor", num_pairs),
+        short_factors=rope.positives("short_factor", num_pairs),
         attention_factor=rope.positive("attention_factor", default),
     )
 
