@@ -182,12 +182,8 @@ class _ObjectReader:
         self.has_arguments = True
         character = yield from self._stream.peek()
         if character == "{" and self.name:
-            self._stream.begin_call(self.name)
             self._has_begun = True
-            is_whole = yield from self._stream.value(self._stream.argue)
-            if is_whole:
-                self._stream.end_call()
-            return is_whole
+            return (yield from self._stream.json_call(self.name))
         text = yield from self._read_whole(character)
         if text is None:
             return False
@@ -280,13 +276,8 @@ class NamedCalls:
         match = self.name_pattern.fullmatch(head) if head is not None else None
         if match is None or not stream.is_known(match[1]):
             return False
-        yield from stream.skip_space()
-        if (yield from stream.peek()) != "{":
+        if not (yield from stream.json_call(match[1])):
             return False
-        stream.begin_call(match[1])
-        if not (yield from stream.value(stream.argue)):
-            return False
-        stream.end_call()
         yield from stream.drop_marks(self.ends)
         return True
 
