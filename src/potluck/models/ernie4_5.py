@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.names import INTERLEAVED_NAMES
 from potluck.types.model import ModelConfig
-from potluck.types.tensor import TensorSource
 
 _THETA = 500_000.0
 
@@ -27,21 +28,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        family="ernie4_5",
-        optional_biases=gguf.ALL_BIASES,
-    )
-
-
 ERNIE4_5 = Family(
     name="ernie4_5",
     architecture="Ernie4_5ForCausalLM",
     aliases={"ernie4_5": "Ernie4_5_ForCausalLM"},
     gguf_architectures=("ernie4_5",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(gguf.read_config, family="ernie4_5", optional_biases=gguf.ALL_BIASES),
     names=INTERLEAVED_NAMES,
 )

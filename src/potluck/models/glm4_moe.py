@@ -108,17 +108,15 @@ GLM4_MOE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: dataclasses.replace(
-            HUGGING_FACE_NAMES.changed(
-                {
-                    "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
-                    **SHARED_EXPERTS,
-                }
-            ),
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
+                **SHARED_EXPERTS,
+            },
             has_more_layers=True,
         ),
-        FileKind.GGUF: dataclasses.replace(
-            GGUF_NAMES.changed({"mlp_norm": "post_attention_norm"}), has_more_layers=True
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {"mlp_norm": "post_attention_norm"}, has_more_layers=True
         ),
     },
 )

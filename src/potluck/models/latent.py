@@ -253,64 +253,58 @@ def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig,
 _FULL_RANK = "full-rank queries"
 
 NAMES: Mapping[FileKind, NameTable] = {
-    FileKind.HUGGING_FACE: dataclasses.replace(
-        HUGGING_FACE_NAMES.changed(
-            {
-                "attn.q_down": "self_attn.q_a_proj",
-                "attn.q_down_norm": "self_attn.q_a_layernorm",
-                "attn.q": StoredPart(name="self_attn.q_b_proj", is_interleaved=True),
-                "attn.latent": StoredPart(name="self_attn.kv_a_proj_with_mqa", is_part=True),
-                "attn.k_rope": StoredPart(
-                    name="self_attn.kv_a_proj_with_mqa", after=("attn.latent",), is_interleaved=True
-                ),
-                "attn.latent_norm": "self_attn.kv_a_layernorm",
-                "attn.k_up": StoredPart(
-                    name="self_attn.kv_b_proj", is_part=True, is_per_head=True, is_turned=True
-                ),
-                "attn.v_up": StoredPart(
-                    name="self_attn.kv_b_proj", after=("attn.k_up",), is_per_head=True
-                ),
-                "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
-                **SHARED_EXPERTS,
-            },
-            variants={
-                _FULL_RANK: {
-                    "attn.q.weight": StoredPart(
-                        name="self_attn.q_proj.weight", is_interleaved=True
-                    ),
-                }
-            },
-        ),
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        {
+            "attn.q_down": "self_attn.q_a_proj",
+            "attn.q_down_norm": "self_attn.q_a_layernorm",
+            "attn.q": StoredPart(name="self_attn.q_b_proj", is_interleaved=True),
+            "attn.latent": StoredPart(name="self_attn.kv_a_proj_with_mqa", is_part=True),
+            "attn.k_rope": StoredPart(
+                name="self_attn.kv_a_proj_with_mqa", after=("attn.latent",), is_interleaved=True
+            ),
+            "attn.latent_norm": "self_attn.kv_a_layernorm",
+            "attn.k_up": StoredPart(
+                name="self_attn.kv_b_proj", is_part=True, is_per_head=True, is_turned=True
+            ),
+            "attn.v_up": StoredPart(
+                name="self_attn.kv_b_proj", after=("attn.k_up",), is_per_head=True
+            ),
+            "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
+            **SHARED_EXPERTS,
+        },
+        variants={
+            _FULL_RANK: {
+                "attn.q.weight": StoredPart(name="self_attn.q_proj.weight", is_interleaved=True),
+            }
+        },
         has_more_layers=True,
     ),
-    FileKind.GGUF: dataclasses.replace(
-        GGUF_NAMES.changed(
-            {
-                "attn.q_down": "attn_q_a",
-                "attn.q_down_norm": "attn_q_a_norm",
-                "attn.q": StoredPart(name="attn_q_b", is_interleaved=True),
-                "attn.latent": StoredPart(name="attn_kv_a_mqa", is_part=True),
-                "attn.k_rope": StoredPart(
-                    name="attn_kv_a_mqa", after=("attn.latent",), is_interleaved=True
+    FileKind.GGUF: GGUF_NAMES.changed(
+        {
+            "attn.q_down": "attn_q_a",
+            "attn.q_down_norm": "attn_q_a_norm",
+            "attn.q": StoredPart(name="attn_q_b", is_interleaved=True),
+            "attn.latent": StoredPart(name="attn_kv_a_mqa", is_part=True),
+            "attn.k_rope": StoredPart(
+                name="attn_kv_a_mqa", after=("attn.latent",), is_interleaved=True
+            ),
+            "attn.latent_norm": "attn_kv_a_norm",
+            "attn.k_up": "attn_k_b",
+            "attn.v_up": "attn_v_b",
+        },
+        variants={
+            _FULL_RANK: {
+                "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
+            },
+            "combined keys and values": {
+                "attn.k_up.weight": StoredPart(
+                    name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
                 ),
-                "attn.latent_norm": "attn_kv_a_norm",
-                "attn.k_up": "attn_k_b",
-                "attn.v_up": "attn_v_b",
+                "attn.v_up.weight": StoredPart(
+                    name="attn_kv_b.weight", after=("attn.k_up",), is_per_head=True
+                ),
             },
-            variants={
-                _FULL_RANK: {
-                    "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
-                },
-                "combined keys and values": {
-                    "attn.k_up.weight": StoredPart(
-                        name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
-                    ),
-                    "attn.v_up.weight": StoredPart(
-                        name="attn_kv_b.weight", after=("attn.k_up",), is_per_head=True
-                    ),
-                },
-            },
-        ),
+        },
         has_more_layers=True,
     ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -115,10 +116,6 @@ def layers_with_attention(fields: Fields) -> tuple[bool, ...]:
     return tuple(kind == hugging_face.FULL for kind in kinds)
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return read_gguf(fields, source, family="lfm2")
-
-
 def read_gguf(
     fields: Fields,
     source: TensorSource,
@@ -193,7 +190,7 @@ LFM2 = Family(
     architecture="Lfm2ForCausalLM",
     gguf_architectures=("lfm2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(read_gguf, family="lfm2"),
     names=NAMES,
     wrappers={"lfm2_vl": "Lfm2VlForConditionalGeneration"},
 )

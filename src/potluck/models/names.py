@@ -109,6 +109,7 @@ class NameTable:
         stems: Mapping[str, str | StoredPart] | None = None,
         skipped: Mapping[str, re.Pattern[str]] | None = None,
         ignored: Iterable[str] = (),
+        has_more_layers: bool = False,
         variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
     ) -> NameTable:
         """Return the table with additional stems, or others for the same canonical names.
@@ -122,6 +123,7 @@ class NameTable:
             stems={**self.stems, **(stems or {})},
             layer_stems={**self.layer_stems, **layer_stems},
             skipped={**self.skipped, **(skipped or {})},
+            has_more_layers=self.has_more_layers or has_more_layers,
             variants={**self.variants, **(variants or {})},
         )
 

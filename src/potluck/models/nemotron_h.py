@@ -335,15 +335,13 @@ NEMOTRON_H = Family(
             stems={"embed": "model.embeddings", "norm": "model.norm_f"},
             skipped={"multi-token prediction layers": re.compile(r"mtp\..+")},
         ),
-        FileKind.GGUF: dataclasses.replace(
-            GGUF_NAMES.changed(
-                {
-                    "mlp_norm": "attn_norm",
-                    "mlp.latent_down": "ffn_latent_down",
-                    "mlp.latent_up": "ffn_latent_up",
-                    **mamba_fields.GGUF_NAMES,
-                }
-            ),
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {
+                "mlp_norm": "attn_norm",
+                "mlp.latent_down": "ffn_latent_down",
+                "mlp.latent_up": "ffn_latent_up",
+                **mamba_fields.GGUF_NAMES,
+            },
             has_more_layers=True,
         ),
     },

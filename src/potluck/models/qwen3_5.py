@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import qwen3_next
 from potluck.models.family import Family
@@ -75,16 +76,12 @@ def _without_sections(fields: Fields) -> Fields:
     )
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return _read_gguf(fields, source, "qwen3_5_text", frozenset())
-
-
-def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return _read_gguf(fields, source, "qwen3_5_moe_text", GGUF_EXPERT_KEYS)
-
-
 def _read_gguf(
-    fields: Fields, source: TensorSource, family: str, implemented: frozenset[str]
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str] = frozenset(),
 ) -> ModelConfig:
     return qwen3_next.read_gguf(
         fields.without("rope.dimension_sections"),
@@ -111,7 +108,7 @@ QWEN3_5 = Family(
     architecture="Qwen3_5ForCausalLM",
     gguf_architectures=("qwen35",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(_read_gguf, family="qwen3_5_text"),
     names=_NAMES,
     wrappers={"qwen3_5": "Qwen3_5ForConditionalGeneration"},
 )
@@ -121,7 +118,7 @@ QWEN3_5_MOE = Family(
     architecture="Qwen3_5MoeForCausalLM",
     gguf_architectures=("qwen35moe",),
     from_hugging_face=_moe_from_hugging_face,
-    from_gguf=_moe_from_gguf,
+    from_gguf=partial(_read_gguf, family="qwen3_5_moe_text", implemented=GGUF_EXPERT_KEYS),
     names=_NAMES,
     wrappers={"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"},
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -139,10 +140,6 @@ GGUF_KEYS = frozenset(
 GGUF_EXPERT_KEYS = gguf.EXPERT_KEYS | gguf.PLACE_KEYS | {"expert_weights_scale"}
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return read_gguf(fields, source, family="qwen3_next", implemented=GGUF_EXPERT_KEYS)
-
-
 def read_gguf(
     fields: Fields,
     source: TensorSource,
@@ -259,9 +256,8 @@ def names_of(
                 }
             },
         ),
-        FileKind.GGUF: dataclasses.replace(
-            GGUF_NAMES.changed({**_GGUF_STEMS, **gguf_stems}, variants=gguf_variants),
-            has_more_layers=True,
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {**_GGUF_STEMS, **gguf_stems}, variants=gguf_variants, has_more_layers=True
         ),
     }
 
@@ -333,7 +329,7 @@ QWEN3_NEXT = Family(
     architecture="Qwen3NextForCausalLM",
     gguf_architectures=("qwen3next",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(read_gguf, family="qwen3_next", implemented=GGUF_EXPERT_KEYS),
     names=names_of(
         {
             **_fused_projections("linear_attn.in_proj_qkvz.weight"),
