@@ -6,20 +6,11 @@ from collections.abc import Mapping
 
 from potluck.models import hugging_face
 from potluck.models.fields import Fields, unsupported
-from potluck.models.names import (
-    FileKind,
-    StoredPart,
-)
+from potluck.models.names import FileKind, StoredPart, concatenated
 
 FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
-    FileKind.HUGGING_FACE: {
-        "mlp.gate": StoredPart(name="mlp.gate_up_proj", is_part=True),
-        "mlp.up": StoredPart(name="mlp.gate_up_proj", after=("mlp.gate",)),
-    },
-    FileKind.GGUF: {
-        "mlp.gate": StoredPart(name="ffn_up", is_part=True),
-        "mlp.up": StoredPart(name="ffn_up", after=("mlp.gate",)),
-    },
+    FileKind.HUGGING_FACE: concatenated("mlp.gate_up_proj", "mlp.gate", "mlp.up"),
+    FileKind.GGUF: concatenated("ffn_up", "mlp.gate", "mlp.up"),
 }
 """Stems of families with one matrix for gate and up, in which the rows of the gate come first."""
 

@@ -25,7 +25,14 @@ from potluck.models.fields import (
     check_heads,
     unsupported,
 )
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    NameTable,
+    StoredPart,
+    concatenated,
+)
 from potluck.types.model import (
     ExpertsConfig,
     HeadNorm,
@@ -440,7 +447,6 @@ def _with_proportional_scaling(rope: RopeConfig) -> RopeConfig:
     )
 
 
-_FUSED = "experts.gate_up_proj"
 _HUGGING_FACE_STEMS: Mapping[str, str | StoredPart] = {
     **gemma.HUGGING_FACE_STEMS,
     "output_scale.weight": "layer_scalar",
@@ -450,14 +456,12 @@ _HUGGING_FACE_STEMS: Mapping[str, str | StoredPart] = {
     "mlp.router": "router.proj",
     "mlp.router_scale.weight": "router.scale",
     "mlp.expert_scale.weight": "router.per_expert_scale",
-    "mlp.experts.gate.weight": StoredPart(name=_FUSED, is_part=True),
-    "mlp.experts.up.weight": StoredPart(name=_FUSED, after=("mlp.experts.gate",)),
+    **concatenated("experts.gate_up_proj", "mlp.experts.gate", "mlp.experts.up", ending=".weight"),
     "mlp.experts.down.weight": "experts.down_proj",
     "per_layer.gate": "per_layer_input_gate",
     "per_layer.proj": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
 }
-_GGUF_FUSED = "ffn_gate_up_exps.weight"
 _GGUF_STEMS: Mapping[str, str | StoredPart] = {
     **gemma.GGUF_STEMS,
     "output_scale": "layer_output_scale",
@@ -466,8 +470,7 @@ _GGUF_STEMS: Mapping[str, str | StoredPart] = {
     "experts_post_norm": "post_ffw_norm_2",
     "mlp.router_scale.weight": "ffn_gate_inp.scale",
     "mlp.expert_scale.weight": "ffn_down_exps.scale",
-    "mlp.experts.gate.weight": StoredPart(name=_GGUF_FUSED, is_part=True),
-    "mlp.experts.up.weight": StoredPart(name=_GGUF_FUSED, after=("mlp.experts.gate",)),
+    **GGUF_NAMES.variants["fused experts"],
     "per_layer.gate": "inp_gate",
     "per_layer.proj": "proj",
     "per_layer.norm": "post_norm",

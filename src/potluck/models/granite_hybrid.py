@@ -25,7 +25,7 @@ from potluck.models.names import (
     HUGGING_FACE_NAMES,
     INTERLEAVED_HEADS,
     FileKind,
-    StoredPart,
+    concatenated,
 )
 from potluck.types.model import MambaConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
@@ -143,8 +143,7 @@ GRANITE_HYBRID = Family(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
                 **mamba_fields.hugging_face_names("mamba"),
-                "mlp.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
-                "mlp.up": StoredPart(name="shared_mlp.input_linear", after=("mlp.gate",)),
+                **concatenated("shared_mlp.input_linear", "mlp.gate", "mlp.up"),
                 "mlp.down": "shared_mlp.output_linear",
                 **granite_moe.EXPERT_STEMS,
             }

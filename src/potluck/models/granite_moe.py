@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from potluck.models import gguf, granite, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_WIDTH, Fields
-from potluck.models.names import CONVERTED_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
+from potluck.models.names import (
+    CONVERTED_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    StoredPart,
+    concatenated,
+)
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -33,11 +39,9 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
 }
 EXPERT_STEMS: Mapping[str, str | StoredPart] = {
     "mlp.router": "block_sparse_moe.router.layer",
-    "mlp.experts.gate": StoredPart(name="block_sparse_moe.input_linear", is_part=True),
-    "mlp.experts.up": StoredPart(name="block_sparse_moe.input_linear", after=("mlp.experts.gate",)),
+    **concatenated("block_sparse_moe.input_linear", "mlp.experts.gate", "mlp.experts.up"),
     "mlp.experts.down": "block_sparse_moe.output_linear",
-    "mlp.shared.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
-    "mlp.shared.up": StoredPart(name="shared_mlp.input_linear", after=("mlp.shared.gate",)),
+    **concatenated("shared_mlp.input_linear", "mlp.shared.gate", "mlp.shared.up"),
     "mlp.shared.down": "shared_mlp.output_linear",
 }
 """Stems of a layer's experts in Hugging Face files."""

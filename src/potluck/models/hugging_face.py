@@ -392,7 +392,7 @@ def read_rope(
     share = fields.positive("partial_rotary_factor", default_rotary_share or 1.0)
     if rope is None:
         return RopeConfig(theta=top_level_theta, rotary_dim=_rotary_dim(fields, head_dim, share))
-    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = rope_kind(rope)
     if kind not in _ROPE_KEYS:
         raise unsupported(f"rope scaling {kind}")
     unknown = sorted(
@@ -430,6 +430,11 @@ def read_rope(
     if kind == "longrope":
         return _read_longrope(fields, rope, plain, max_context_tokens)
     return plain
+
+
+def rope_kind(rope: Fields) -> str:
+    """Return the kind of scaling that a section names."""
+    return rope.text("rope_type", rope.text("type", "default"))
 
 
 def _read_yarn(

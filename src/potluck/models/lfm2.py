@@ -20,6 +20,7 @@ from potluck.models.names import (
     FileKind,
     NameTable,
     StoredPart,
+    concatenated,
 )
 from potluck.types.model import ExpertsConfig, HeadNorm, ModelConfig, ShortConvConfig
 from potluck.types.tensor import TensorSource
@@ -140,14 +141,8 @@ def read_gguf(
     return with_recurrences(config, [None if each else conv for each in has_attention])
 
 
-def _projection(name: str) -> Mapping[str, StoredPart]:
-    """Return the rows of the matrix ``name``: the gates before and after the convolution, x."""
-    return {
-        "conv.gate_in": StoredPart(name=name, is_part=True),
-        "conv.gate_out": StoredPart(name=name, after=("conv.gate_in",)),
-        "conv.x": StoredPart(name=name, after=("conv.gate_in", "conv.gate_out")),
-    }
-
+_PROJECTED = ("conv.gate_in", "conv.gate_out", "conv.x")
+"""The rows of one matrix: the gates before and after the convolution, and its input."""
 
 NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
@@ -156,7 +151,7 @@ NAMES: Mapping[FileKind, NameTable] = {
             "attn.o": "self_attn.out_proj",
             "attn.q_norm": "self_attn.q_layernorm",
             "attn.k_norm": "self_attn.k_layernorm",
-            **_projection("conv.in_proj"),
+            **concatenated("conv.in_proj", *_PROJECTED),
             "conv.kernel": StoredPart(name="conv.conv", is_flat=True),
             "conv.out": "conv.out_proj",
             "mlp_norm": "ffn_norm",
@@ -176,7 +171,7 @@ NAMES: Mapping[FileKind, NameTable] = {
     ),
     FileKind.GGUF: GGUF_NAMES.changed(
         {
-            **_projection("shortconv.in_proj"),
+            **concatenated("shortconv.in_proj", *_PROJECTED),
             "conv.kernel": StoredPart(name="shortconv.conv", is_flat=True),
             "conv.out": "shortconv.out_proj",
         },

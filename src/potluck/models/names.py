@@ -80,6 +80,17 @@ class StoredPart:
     is_flat: bool = False
 
 
+def concatenated(name: str, *stems: str, ending: str = "") -> Mapping[str, StoredPart]:
+    """Return the parts of a file's tensor ``name``, which has the rows of ``stems`` in this order.
+
+    ``ending`` completes the canonical names if ``name`` is complete, such as ``.weight``.
+    """
+    return {
+        stem + ending: StoredPart(name=name, is_part=index == 0, after=stems[:index])
+        for index, stem in enumerate(stems)
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
     """Maps canonical names to the names of a family's tensors in one kind of file.
@@ -240,12 +251,9 @@ GGUF_NAMES = NameTable(
     ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
     # As written by ``--fuse-gate-up-exps`` of llama.cpp's converter.
     variants={
-        "fused experts": {
-            "mlp.experts.gate.weight": StoredPart(name="ffn_gate_up_exps.weight", is_part=True),
-            "mlp.experts.up.weight": StoredPart(
-                name="ffn_gate_up_exps.weight", after=("mlp.experts.gate",)
-            ),
-        }
+        "fused experts": concatenated(
+            "ffn_gate_up_exps.weight", "mlp.experts.gate", "mlp.experts.up", ending=".weight"
+        )
     },
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, concatenated
 from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
 from potluck.types.tensor import TensorSource
 
@@ -28,12 +28,7 @@ _GGUF_KEYS = frozenset({"attention.sliding_window"})
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-def _fused_qkv(name: str) -> Mapping[str, StoredPart]:
-    return {
-        "attn.q": StoredPart(name=name, is_part=True),
-        "attn.k": StoredPart(name=name, after=("attn.q",)),
-        "attn.v": StoredPart(name=name, after=("attn.q", "attn.k")),
-    }
+_QKV = ("attn.q", "attn.k", "attn.v")
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -48,14 +43,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _with_newer_names(fields: Fields) -> Fields:
-    values = dict(fields.values)
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = fields.section(key)
-        if rope is None:
-            continue
-        if rope.text("rope_type", rope.text("type", "default")) in _OLDER_NAMES:
-            values[key] = {**rope.values, "rope_type": "longrope", "type": "longrope"}
-    return dataclasses.replace(fields, values=values)
+    return fields.changed(
+        {
+            key: rope.changed({"rope_type": "longrope", "type": "longrope"}).values
+            for key in ("rope_scaling", "rope_parameters")
+            if (rope := fields.section(key)) is not None
+            and hugging_face.rope_kind(rope) in _OLDER_NAMES
+        }
+    )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
@@ -92,10 +87,13 @@ PHI3 = Family(
     from_gguf=_from_gguf,
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {**_fused_qkv("self_attn.qkv_proj"), **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE]}
+            {
+                **concatenated("self_attn.qkv_proj", *_QKV),
+                **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE],
+            }
         ),
         FileKind.GGUF: GGUF_NAMES.changed(
-            {**_fused_qkv("attn_qkv"), **dense.FUSED_GATE_UP[FileKind.GGUF]},
+            {**concatenated("attn_qkv", *_QKV), **dense.FUSED_GATE_UP[FileKind.GGUF]},
             ignored=(_LONG, _SHORT),
         ),
     },

@@ -21,7 +21,14 @@ from potluck.models.fields import (
     Fields,
 )
 from potluck.models.layers import all_but_every_nth, with_attention, with_recurrences
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    NameTable,
+    StoredPart,
+    concatenated,
+)
 from potluck.models.qwen2_moe import SHARED_STEMS, read_experts_by_step
 from potluck.types.model import (
     ExpertsConfig,
@@ -242,7 +249,6 @@ def names_of(
     Hugging Face files may have a tensor for each expert's matrix, or one for all of a layer.
     """
     shifted = {stem: StoredPart(name=name, plus_one=True) for stem, name in _SHIFTED_NORMS.items()}
-    fused = "mlp.experts.gate_up_proj"
     return {
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {**shifted, **_DELTA_STEMS, **SHARED_STEMS, **hugging_face_stems},
@@ -250,8 +256,12 @@ def names_of(
             skipped={**MTP, **skipped},
             variants={
                 "fused experts": {
-                    "mlp.experts.gate.weight": StoredPart(name=fused, is_part=True),
-                    "mlp.experts.up.weight": StoredPart(name=fused, after=("mlp.experts.gate",)),
+                    **concatenated(
+                        "mlp.experts.gate_up_proj",
+                        "mlp.experts.gate",
+                        "mlp.experts.up",
+                        ending=".weight",
+                    ),
                     "mlp.experts.down.weight": "mlp.experts.down_proj",
                 }
             },
