@@ -10,7 +10,6 @@ from potluck.types.program import (
     CacheSpec,
     CopyColumns,
     HeadLinear,
-    Rope,
     SigmoidGate,
     WeightRole,
 )
@@ -125,29 +124,10 @@ def add_latent_attention(
         layer_tensor(layer, "attn.latent_norm.weight"), latent, latent, epsilon=config.norm_epsilon
     )
     k = builder.register(_K, head_dim)
-    for part, start in ((k_rope, 0), (latent, config.rope_dim)):
-        width = builder.registers[part]
-        builder.add(
-            CopyColumns(
-                x=part,
-                out=k,
-                num_groups=1,
-                count=width,
-                x_stride=width,
-                out_stride=head_dim,
-                out_start=start,
-            )
-        )
-    for heads, count in ((q, num_heads), (k, 1)):
-        builder.add(
-            Rope(
-                x=heads,
-                num_heads=count,
-                head_dim=head_dim,
-                rotary_dim=config.rope_dim,
-                table=config.rope,
-            )
-        )
+    builder.copy(k_rope, k, 0)
+    builder.copy(latent, k, config.rope_dim)
+    builder.rotate(q, num_heads, head_dim, config.rope)
+    builder.rotate(k, 1, head_dim, config.rope)
     attended = builder.register(_LATENT_ATTENDED, num_heads * config.latent_rank)
     spec = CacheSpec(num_kv_heads=1, head_dim=head_dim, value_dim=0)
     builder.add(
@@ -251,15 +231,6 @@ def _rotate_heads(
     if not config.norms_after_rope:
         add_norm()
     if table is not None:
-        rotary_dim = builder.config.ropes[table].rotary_dim
-        builder.add(
-            Rope(
-                x=x,
-                num_heads=num_heads,
-                head_dim=config.head_dim,
-                rotary_dim=rotary_dim,
-                table=table,
-            )
-        )
+        builder.rotate(x, num_heads, config.head_dim, table)
     if config.norms_after_rope:
         add_norm()

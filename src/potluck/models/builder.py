@@ -7,10 +7,12 @@ from potluck.types.model import ModelConfig, NormKind
 from potluck.types.program import (
     HIDDEN,
     CacheSpec,
+    CopyColumns,
     LayerNorm,
     Linear,
     Op,
     RmsNorm,
+    Rope,
     Scale,
     StateSpec,
     WeightRole,
@@ -23,6 +25,16 @@ BRANCH = "branch"
 BESIDE = "beside"
 """A second branch next to the first: shared experts, experts next to an MLP, or attention next to a
 recurrence."""
+
+
+def add_register(registers: dict[str, int], name: str, width: int) -> str:
+    """Return a register of this width, added to ``registers`` if needed: ``name``, or if that has
+    another width, one named after both.
+    """
+    if registers.setdefault(name, width) != width:
+        name = f"{name}.{width}"
+        registers[name] = width
+    return name
 
 
 class Builder:
@@ -47,10 +59,7 @@ class Builder:
 
         Which register gets the bare name depends on the shard, and does not matter.
         """
-        if self.registers.setdefault(name, width) != width:
-            name = f"{name}.{width}"
-            self.registers[name] = width
-        return name
+        return add_register(self.registers, name, width)
 
     def weight(
         self,
@@ -90,6 +99,28 @@ class Builder:
         """Add a multiplication by a factor, unless it is 1."""
         if factor != 1:
             self.add(Scale(x=x, factor=factor))
+
+    def rotate(self, x: str, num_heads: int, head_dim: int, table: int) -> None:
+        """Add the rotation of heads by one of the model's tables."""
+        rotary_dim = self.config.ropes[table].rotary_dim
+        self.add(
+            Rope(x=x, num_heads=num_heads, head_dim=head_dim, rotary_dim=rotary_dim, table=table)
+        )
+
+    def copy(self, x: str, out: str, start: int) -> None:
+        """Add a copy of ``x`` to the columns of ``out`` from ``start`` on."""
+        width = self.registers[x]
+        self.add(
+            CopyColumns(
+                x=x,
+                out=out,
+                num_groups=1,
+                count=width,
+                x_stride=width,
+                out_stride=self.registers[out],
+                out_start=start,
+            )
+        )
 
     def norm(
         self,

@@ -7,17 +7,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
-from potluck.models.layers import with_layers
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    INTERLEAVED_PROJECTIONS,
-    FileKind,
-)
+from potluck.models.layers import all_but_every_nth, with_layers
+from potluck.models.names import INTERLEAVED_NAMES
 from potluck.types.model import LayerConfig, ModelConfig, NormKind, NormPlaces
 from potluck.types.tensor import TensorSource
 
@@ -35,22 +29,16 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    dense.refuse_other_values(fields, _NEUTRAL)
-    attention_bias = fields.flag("attention_bias", default=False)
+    fields.refuse_others(_NEUTRAL)
     if fields.flag("use_qk_norm", default=False):
         raise unsupported("use_qk_norm=True in the family cohere2")
     # ``rms_norm_eps``, which the family does not use, may nevertheless be in the file.
-    values = {
-        "tie_word_embeddings": True,
-        **fields.values,
-        "rms_norm_eps": fields.positive("layer_norm_eps", 1e-5),
-    }
+    values = {"rms_norm_eps": fields.positive("layer_norm_eps", 1e-5)}
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values=values),
+        fields.with_defaults({"tie_word_embeddings": True}).changed(values),
         family="cohere2",
         implemented=frozenset(
             {
-                "attention_bias",
                 "layer_types",
                 "logit_scale",
                 "sliding_window",
@@ -59,8 +47,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
                 "use_qk_norm",
             }
         ),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
     )
     if fields.get("head_dim") is not None and (
         config.layers[0].grouped_attention.head_dim * config.layers[0].grouped_attention.num_heads
@@ -70,16 +57,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale", 0.0625)),
         _sliding_layers(fields, config.num_layers),
-        None
-        if fields.is_null("sliding_window")
-        else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096),
+        hugging_face.window_unless_null(fields),
     )
 
 
 def _sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     if not fields.texts("layer_types"):
         pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
-        return tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
+        return all_but_every_nth(num_layers, pattern)
     return hugging_face.sliding_layers(fields)
 
 
@@ -96,7 +81,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale")),
         # The pattern that llama.cpp assumes; it is not in the files.
-        tuple((layer + 1) % _PATTERN != 0 for layer in range(config.num_layers)),
+        all_but_every_nth(config.num_layers, _PATTERN),
         fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS),
     )
 
@@ -120,8 +105,5 @@ COHERE2 = Family(
     gguf_architectures=("cohere2",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
-    },
+    names=INTERLEAVED_NAMES,
 )

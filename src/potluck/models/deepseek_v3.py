@@ -8,6 +8,7 @@ are skipped.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import latent
 from potluck.models.family import Family
@@ -15,7 +16,6 @@ from potluck.models.fields import Fields
 from potluck.models.latent import NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.program import ExpertScore
-from potluck.types.tensor import TensorSource
 
 # ``DeepseekV3Config`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
@@ -56,12 +56,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         fields,
         family="deepseek_v3",
         experts=latent.read_experts_of_layers(fields, ExpertScore.SIGMOID, has_experts),
-        is_interleaved=latent.has_interleaved_pairs(fields),
+        is_interleaved=fields.truth("rope_interleave", default=True),
     )
-
-
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return latent.read_gguf(fields, source, family="deepseek_v3")
 
 
 DEEPSEEK_V3 = Family(
@@ -69,7 +65,7 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     gguf_architectures=("deepseek2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(latent.read_gguf, family="deepseek_v3"),
     names=NAMES,
     aliases={"kimi_k2": "DeepseekV3ForCausalLM"},
 )

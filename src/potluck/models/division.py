@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+from potluck.models.builder import add_register
 from potluck.models.division_classes import WHOLE, Parts, Ranges, ValueClass
 from potluck.models.division_values import (
     Node,
@@ -121,7 +122,7 @@ class _Division:
 
     def _whole(self, value: Value) -> str:
         """Return the register with all columns of a value."""
-        return self._register(value.register, value.width)
+        return add_register(self._registers, value.register, value.width)
 
     def _own(self, value: Value) -> str:
         """Return the register with a value as it was computed: this member's columns, or all."""
@@ -130,14 +131,7 @@ class _Division:
 
     def _part_of(self, value: Value, ranges: Ranges) -> str:
         start, end = ranges[self._member]
-        return self._register(f"{value.register}.part", end - start)
-
-    def _register(self, name: str, width: int) -> str:
-        """Return a register of this width: ``name``, or one named after both."""
-        if self._registers.setdefault(name, width) != width:
-            name = f"{name}.{width}"
-            self._registers[name] = width
-        return name
+        return add_register(self._registers, f"{value.register}.part", end - start)
 
     def _divided(self, value: Value, ranges: Ranges) -> str:
         """Return the register with this member's columns, copied if all are there."""

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    INTERLEAVED_PROJECTIONS,
-    FileKind,
-)
+from potluck.models.names import INTERLEAVED_NAMES
 from potluck.types.model import ModelConfig
-from potluck.types.tensor import TensorSource
 
 _THETA = 500_000.0
 
@@ -24,7 +17,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_biases = fields.flag("use_bias", default=False)
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA, "tie_word_embeddings": True}
     return hugging_face.read_config(
-        dataclasses.replace(fields, values={**defaults, **fields.values}),
+        fields.with_defaults(defaults),
         family="ernie4_5",
         implemented=frozenset({"use_bias"}),
         absent_kv_heads=2,
@@ -35,27 +28,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
-    return gguf.read_config(
-        fields,
-        source,
-        family="ernie4_5",
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
-    )
-
-
 ERNIE4_5 = Family(
     name="ernie4_5",
     architecture="Ernie4_5ForCausalLM",
     aliases={"ernie4_5": "Ernie4_5_ForCausalLM"},
     gguf_architectures=("ernie4_5",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
-    },
+    from_gguf=partial(gguf.read_config, family="ernie4_5", optional_biases=gguf.ALL_BIASES),
+    names=INTERLEAVED_NAMES,
 )

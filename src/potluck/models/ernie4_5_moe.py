@@ -15,18 +15,10 @@ from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
-    MAX_WIDTH,
     Fields,
-    read_experts,
     unsupported,
 )
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    FileKind,
-    StoredPart,
-)
+from potluck.models.names import INTERLEAVED_NAMES, SHARED_EXPERTS, FileKind
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -73,15 +65,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     """Return the experts of every ``moe_layer_interval``-th layer in the range that has any."""
     num_layers = hugging_face.num_hidden_layers(fields)
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=True,
         count_key="moe_num_experts",
         used_key="moe_k",
         width_key="moe_intermediate_size",
+        num_layers=num_layers,
     )
-    hugging_face.check_num_tensors(fields, "moe_num_experts", num_layers, experts.num_experts)
     num_shared = fields.count("moe_num_shared_experts", MAX_EXPERTS, 2, minimum=0)
     experts = dataclasses.replace(
         experts,
@@ -116,14 +107,11 @@ ERNIE4_5_MOE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        **INTERLEAVED_NAMES,
+        FileKind.HUGGING_FACE: INTERLEAVED_NAMES[FileKind.HUGGING_FACE].changed(
             {
-                "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
-                "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
                 "mlp.correction.weight": "mlp.moe_statics.e_score_correction_bias",
-                "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-                "mlp.shared.up": "mlp.shared_experts.up_proj",
-                "mlp.shared.down": "mlp.shared_experts.down_proj",
+                **SHARED_EXPERTS,
             },
             skipped={
                 "multi-token prediction layers": re.compile(
@@ -131,6 +119,5 @@ ERNIE4_5_MOE = Family(
                 )
             },
         ),
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
     },
 )

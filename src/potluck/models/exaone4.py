@@ -9,7 +9,7 @@ from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
 from potluck.models.layers import with_layers
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.olmo2 import POST_NORM_NAMES
 from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces
 from potluck.types.tensor import TensorSource
 
@@ -26,9 +26,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         head_norm=HeadNorm.HEAD,
     )
     config = dataclasses.replace(config, norm_epsilon=fields.positive("rms_norm_eps", 1e-5))
-    if fields.is_null("sliding_window"):
+    window = hugging_face.window_unless_null(fields)
+    if window is None:
         return _with_kinds(config, (False,) * config.num_layers, None)
-    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
     return _with_kinds(config, _sliding_layers(fields, config.num_layers), window)
 
 
@@ -85,13 +85,5 @@ EXAONE4 = Family(
     gguf_architectures=("exaone4",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {
-                "attn_post_norm": "post_attention_layernorm",
-                "mlp_post_norm": "post_feedforward_layernorm",
-            }
-        ),
-        FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
-    },
+    names=POST_NORM_NAMES,
 )

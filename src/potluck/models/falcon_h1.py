@@ -48,7 +48,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields.refuse_others(_ACCEPTED)
     if others := sorted(set(fields.texts("layers_block_type")) - {_HYBRID}):
         raise unsupported(*(f"layers_block_type {name}" for name in others))
-    has_bias = _flag(fields, "attention_bias")
+    has_bias = fields.truth("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
         family="falcon_h1",
@@ -56,7 +56,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         absent_kv_heads=8,
         qkv_bias=has_bias,
         output_bias=has_bias,
-        mlp_bias=_flag(fields, "mlp_bias"),
+        mlp_bias=fields.truth("mlp_bias", default=False),
     )
     mixer = _mixer(fields, config.hidden_size)
     attention_in = fields.positive("attention_in_multiplier", 1.0)
@@ -98,7 +98,7 @@ def _mixer(fields: Fields, hidden_size: int) -> MambaConfig:
     if fields.get("mamba_d_head") not in ("auto", head_dim):
         what = f"mamba_d_ssm is {inner} and mamba_n_heads {num_heads}"
         raise fields.error("mamba_d_head", f"must be {head_dim}, because {what}")
-    has_bias = _flag(fields, "mamba_proj_bias")
+    has_bias = fields.truth("mamba_proj_bias", default=False)
     ssm_in = fields.positive("ssm_in_multiplier", 1.0)
     if has_bias and ssm_in != 1:
         raise unsupported(f"mamba_proj_bias with ssm_in_multiplier={ssm_in}")
@@ -109,16 +109,16 @@ def _mixer(fields: Fields, hidden_size: int) -> MambaConfig:
         groups_key="mamba_n_groups",
         state_key="mamba_d_state",
         kernel_key="mamba_d_conv",
-        steps=mamba_fields.step_limits(fields, "time_step_limit"),
-        has_conv_bias=_flag(fields, "mamba_conv_bias", default=True),
+        steps=mamba_fields.step_limits(fields),
+        has_conv_bias=fields.truth("mamba_conv_bias", default=True),
         has_bias=has_bias,
     )
     gate, x, b, c, step = (each * ssm_in for each in _multipliers(fields, "ssm_multipliers", 5))
     return dataclasses.replace(
         mixer,
-        norm_groups=mixer.num_groups if _flag(fields, "mamba_rms_norm") else None,
-        norm_before_gate=_flag(fields, "mamba_norm_before_gate", default=True),
-        has_output_bias=_flag(fields, "projectors_bias"),
+        norm_groups=mixer.num_groups if fields.truth("mamba_rms_norm", default=False) else None,
+        norm_before_gate=fields.truth("mamba_norm_before_gate", default=True),
+        has_output_bias=fields.truth("projectors_bias", default=False),
         scales=MambaScales(gate=gate, x=x, b=b, c=c, step=step),
         output_scale=fields.positive("ssm_out_multiplier", 1.0),
     )
@@ -128,11 +128,6 @@ def _multipliers(fields: Fields, key: str, count: int) -> tuple[float, ...]:
     return (1.0,) * count if fields.get(key) is None else fields.positives(key, count)
 
 
-def _flag(fields: Fields, key: str, *, default: bool = False) -> bool:
-    """Return a flag for which null means false, and not the default."""
-    return not fields.is_null(key) and fields.flag(key, default=default)
-
-
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     names = frozenset(source.names())
     config = gguf.read_config(
@@ -140,8 +135,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="falcon_h1",
         implemented=mamba_fields.GGUF_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=frozenset({"attn_q", "ffn_gate"}),
     )
     mixer = mamba_fields.mamba_from_gguf(fields, source, (False,))
     if "blk.0.ssm_norm.weight" not in names:

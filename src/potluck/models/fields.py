@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import UnionType
+from typing import Any, TypeVar
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.model import ExpertsConfig
@@ -24,6 +26,7 @@ HEAD_DIM_MULTIPLE = 8
 EXPERT_ROWS_MULTIPLE = 16
 """Row counts of an expert's matrices must be multiples of this, so that an expert is a range of
 whole panels."""
+_T = TypeVar("_T")
 _COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -49,19 +52,23 @@ class Fields:
 
     def count(self, key: str, maximum: int, default: int | None = None, *, minimum: int = 1) -> int:
         """Return an integer in ``[minimum, maximum]``."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        value: Any = self._value(key, default)
+        if not _is_number(value, int) or not minimum <= value <= maximum:
             raise self.error(key, f"must be an integer from {minimum} to {maximum}")
-        return value
+        return int(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        value: Any = self._value(key, default)
+        if not _is_number(value, int | float):
             raise self.error(key, "must be a number")
         if not 0 < value <= sys.float_info.max:
             raise self.error(key, "must be finite and above 0")
         return float(value)
+
+    def nonzero(self, key: str, default: _T) -> float | _T:
+        """Return a finite number above 0, or ``default`` for 0, as for an absent key."""
+        return self.positive(key) if self.get(key) else default
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean."""
@@ -69,6 +76,10 @@ class Fields:
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false")
         return value
+
+    def truth(self, key: str, *, default: bool) -> bool:
+        """Return a boolean; null means false, as in code that only tests the value."""
+        return not self.is_null(key) and self.flag(key, default=default)
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string."""
@@ -79,49 +90,25 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty if the key is absent."""
-        value = self.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list | tuple):
-            raise self.error(key, "must be a list of strings")
-        texts = tuple(item for item in value if isinstance(item, str))
-        if len(texts) != len(value):
-            raise self.error(key, "must be a list of strings")
-        return texts
+        return self._list(key, "must be a list of strings", lambda each: isinstance(each, str))
 
     def counts(self, key: str, maximum: int) -> tuple[int, ...]:
         """Return a list of integers in ``[0, maximum]``; empty if the key is absent."""
-        value = self.get(key)
-        if value is None:
-            return ()
         problem = f"must be a list of integers from 0 to {maximum}"
-        if not isinstance(value, list | tuple):
-            raise self.error(key, problem)
-        counts = tuple(
-            item
-            for item in value
-            if isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= maximum
-        )
-        if len(counts) != len(value):
-            raise self.error(key, problem)
-        return counts
+        return self._list(key, problem, lambda each: _is_number(each, int) and 0 <= each <= maximum)
 
     def positives(self, key: str, count: int) -> tuple[float, ...]:
         """Return a list of ``count`` finite numbers above 0."""
-        value = self._value(key, None)
+        self._value(key, None)
         problem = f"must be a list of {count} positive numbers"
-        if not isinstance(value, list | tuple) or len(value) != count:
-            raise self.error(key, problem)
-        numbers = tuple(
-            float(item)
-            for item in value
-            if isinstance(item, int | float)
-            and not isinstance(item, bool)
-            and 0 < item <= sys.float_info.max
+        numbers = self._list(
+            key,
+            problem,
+            lambda each: _is_number(each, int | float) and 0 < each <= sys.float_info.max,
         )
         if len(numbers) != count:
             raise self.error(key, problem)
-        return numbers
+        return tuple(map(float, numbers))
 
     def section(self, key: str) -> Fields | None:
         """Return the mapping under ``key``, or None if it is absent or empty."""
@@ -136,6 +123,10 @@ class Fields:
         """Return these fields without some keys, which a family reads itself."""
         values = {key: value for key, value in self.values.items() if key not in keys}
         return dataclasses.replace(self, values=values)
+
+    def changed(self, values: Mapping[str, object]) -> Fields:
+        """Return these fields with other ``values`` for some keys."""
+        return dataclasses.replace(self, values={**self.values, **values})
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
         """Return these values, with ``defaults`` for absent keys; a null stays."""
@@ -155,6 +146,14 @@ class Fields:
         """Return the error that the value of ``key`` has ``problem``."""
         value = _brief(self.get(key))
         return ModelFileError(self.path, f"{self.prefix}{key} {problem}, but is {value}")
+
+    def _list(self, key: str, problem: str, is_valid: Callable[[Any], bool]) -> tuple[Any, ...]:
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(map(is_valid, value)):
+            raise self.error(key, problem)
+        return tuple(value)
 
     def _value(self, key: str, default: object) -> object:
         value = self.get(key)
@@ -185,7 +184,7 @@ def check_heads(
         raise unsupported(f"{head_dim_key} {head_dim} (not a multiple of {HEAD_DIM_MULTIPLE})")
 
 
-def read_experts(
+def read_sized_experts(
     fields: Fields,
     *,
     hidden_size: int,
@@ -257,6 +256,10 @@ def one_line(text: str) -> str:
     """Return ``text``, which may come from a file, as a short printable line for a message."""
     shown = "".join(each if each.isprintable() else "?" for each in text[:200])
     return shown if len(text) <= 200 else f"{shown}…"
+
+
+def _is_number(value: object, kind: type | UnionType) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _brief(value: object) -> str:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 
-from potluck.models import hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.models.hugging_face import FULL, SLIDING
+from potluck.models.layers import all_but_every_nth, with_attention, with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
 from potluck.types.model import LayerConfig, ModelConfig, NormPlaces, RopeConfig
 from potluck.types.program import Activation
@@ -92,11 +93,6 @@ def sliding_layers(fields: Fields, *, pattern: int) -> tuple[bool, ...]:
     return hugging_face.sliding_layers(fields)
 
 
-def all_but_every_nth(num_layers: int, pattern: int) -> tuple[bool, ...]:
-    """Return true for all layers except every ``pattern``-th; 0 selects all of them."""
-    return tuple(pattern == 0 or (layer + 1) % pattern != 0 for layer in range(num_layers))
-
-
 def read_section_rope(
     fields: Fields,
     kind: str,
@@ -147,42 +143,41 @@ def with_sandwich_norms(
 ) -> ModelConfig:
     """Return ``config`` with Gemma's norms and embedding scale, and two kinds of layers.
 
-    ``ropes`` maps whether a layer slides to its rope; ``scale`` and ``softcap`` apply to all
-    attention.
+    ``scale`` and ``softcap`` apply to all attention.
     """
     if any(is_sliding) and window is None:
         raise ValueError("sliding-window layers need a window")
-    tables = rope_indices(is_sliding, ropes)
-    layers: list[LayerConfig] = []
-    for layer, slides in zip(config.layers, is_sliding, strict=True):
+    config = with_two_kinds(config, is_sliding, window, ropes, NormPlaces.SANDWICH)
+    config = with_attention(
+        config, lambda _, each: dataclasses.replace(each, scale=scale, softcap=softcap)
+    )
+    # bf16 models round it; Potluck does not.
+    return dataclasses.replace(config, embedding_scale=math.sqrt(config.hidden_size))
+
+
+def with_two_kinds(
+    config: ModelConfig,
+    is_sliding: Sequence[bool],
+    window: int | None,
+    ropes: Mapping[bool, RopeConfig],
+    norms: NormPlaces,
+) -> ModelConfig:
+    """Return ``config`` with ``norms``, and windows in some layers.
+
+    ``ropes`` maps whether a layer slides to its rope.
+    """
+    distinct = tuple(dict.fromkeys(ropes[slides] for slides in sorted(set(is_sliding))))
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        slides = is_sliding[index]
         attention = dataclasses.replace(
             layer.grouped_attention,
-            scale=scale,
-            softcap=softcap,
             window=window if slides else None,
-            rope=tables[slides],
+            rope=distinct.index(ropes[slides]),
         )
-        layers.append(dataclasses.replace(layer, attention=attention, norms=NormPlaces.SANDWICH))
-    return dataclasses.replace(
-        config,
-        layers=tuple(layers),
-        ropes=tuple(dict.fromkeys(ropes[slides] for slides in tables)),
-        embedding_scale=embedding_scale(config.hidden_size),
-    )
+        return dataclasses.replace(layer, attention=attention, norms=norms)
 
-
-def rope_indices(
-    is_sliding: Iterable[bool], ropes: Mapping[bool, RopeConfig]
-) -> Mapping[bool, int]:
-    """Return the index of each kind's rope among the distinct ropes, for the kinds present."""
-    kinds = sorted(set(is_sliding))
-    distinct = list(dict.fromkeys(ropes[slides] for slides in kinds))
-    return {slides: distinct.index(ropes[slides]) for slides in kinds}
-
-
-def embedding_scale(hidden_size: int) -> float:
-    """Return the factor of embeddings. bf16 models round it; Potluck does not."""
-    return math.sqrt(hidden_size)
+    return dataclasses.replace(with_layers(config, change), ropes=distinct)
 
 
 def optional_positive(fields: Fields, key: str) -> float | None:
@@ -200,10 +195,10 @@ def pattern_of(fields: Fields, num_layers: int, *, default: int | None = None) -
 
     It is a boolean for each layer, or a number as in ``all_but_every_nth``.
     """
-    if not is_list(fields.get(PATTERN_KEY)):
+    if not gguf.is_list(fields.get(PATTERN_KEY)):
         pattern = fields.count(PATTERN_KEY, MAX_LAYERS, default, minimum=0)
         return all_but_every_nth(num_layers, pattern)
-    flags = values_by_layer(fields, PATTERN_KEY, num_layers)
+    flags = gguf.values_by_layer(fields, PATTERN_KEY, num_layers)
     if not all(isinstance(each, bool) for each in flags):
         raise fields.error(PATTERN_KEY, "must be booleans")
     return tuple(map(bool, flags))
@@ -219,16 +214,3 @@ def gguf_scale(config: ModelConfig, *, layers_of_27b: int) -> float:
     if config.num_layers == layers_of_27b:
         return float((config.hidden_size // attention.num_heads) ** -0.5)
     return float(attention.head_dim**-0.5)
-
-
-def is_list(value: object) -> bool:
-    """Return whether the metadata has a list of values, and not a single one."""
-    return isinstance(value, Iterable) and not isinstance(value, str)
-
-
-def values_by_layer(fields: Fields, key: str, num_layers: int) -> tuple[object, ...]:
-    """Return the values of a list in the metadata, which has one for each layer."""
-    value = fields.get(key)
-    if not isinstance(value, Iterable) or not isinstance(value, Sized) or len(value) != num_layers:
-        raise fields.error(key, f"must have a value for each of {num_layers} layers")
-    return tuple(value)

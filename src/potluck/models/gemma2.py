@@ -32,7 +32,6 @@ _DEFAULTS: Mapping[str, object] = {
 }
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "layer_types",
@@ -57,13 +56,11 @@ _LAYERS_OF_27B = 46
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = gemma.with_defaults(fields, _DEFAULTS)
-    attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
         family="gemma2",
         implemented=_IMPLEMENTED,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         activations=gemma.ACTIVATIONS,
     )
     is_sliding = gemma.sliding_layers(fields, pattern=_PATTERN)

@@ -32,7 +32,6 @@ _DEFAULTS: Mapping[str, object] = {
 }
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "final_logit_softcapping",
         "layer_types",
         "query_pre_attn_scalar",
@@ -55,14 +54,12 @@ _LAYERS_OF_27B = 62
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = gemma.with_defaults(fields, _DEFAULTS)
-    attention_bias = fields.flag("attention_bias", default=False)
     ropes = _read_ropes(fields)
     config = hugging_face.read_config(
         fields.without("rope_parameters", "rope_scaling", "rope_theta"),
         family="gemma3_text",
         implemented=_IMPLEMENTED,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         activations=gemma.ACTIVATIONS,
     )
@@ -129,8 +126,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         ropes={False: rope, True: local},
         scale=gemma.gguf_scale(config, layers_of_27b=_LAYERS_OF_27B),
     )
-    cap = fields.get("final_logit_softcapping")
-    softcap = fields.positive("final_logit_softcapping") if cap else None
+    softcap = fields.nonzero("final_logit_softcapping", None)
     return dataclasses.replace(config, logit_softcap=softcap)
 
 

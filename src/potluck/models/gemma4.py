@@ -23,10 +23,16 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
-    read_experts,
     unsupported,
 )
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    NameTable,
+    StoredPart,
+    concatenated,
+)
 from potluck.types.model import (
     ExpertsConfig,
     HeadNorm,
@@ -75,7 +81,6 @@ _UNIFIED_DEFAULTS: Mapping[str, object] = {
 }
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "final_logit_softcapping",
         "layer_types",
         "num_experts",
@@ -115,13 +120,11 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
         fields = fields.without("rope_parameters")
     fields = gemma.with_defaults(fields, defaults)
     _check_ropes(fields)
-    attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields.without("rope_parameters", "rope_scaling", "rope_theta"),
         family=family,
         implemented=_IMPLEMENTED,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         activations=gemma.ACTIVATIONS,
     )
@@ -253,9 +256,8 @@ def _has_experts(fields: Fields) -> bool:
 
 def _read_experts(fields: Fields) -> ExpertsConfig:
     return _beside_mlp(
-        read_experts(
+        hugging_face.read_experts(
             fields,
-            hidden_size=fields.count("hidden_size", MAX_WIDTH),
             norm_topk_prob=True,
             count_key="num_experts",
             used_key="top_k_experts",
@@ -356,14 +358,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     is_sliding = gemma.pattern_of(fields, num_layers)
     num_kv_heads = _of_layers(fields, "attention.head_count_kv", num_layers, MAX_HEADS)
     widths = _of_layers(fields, "feed_forward_length", num_layers, MAX_WIDTH)
-    plain = fields.without(gemma.PATTERN_KEY)
-    plain = dataclasses.replace(
-        plain,
-        values={
-            **plain.values,
-            "attention.head_count_kv": num_kv_heads[0],
-            "feed_forward_length": widths[0],
-        },
+    plain = fields.without(gemma.PATTERN_KEY).changed(
+        {"attention.head_count_kv": num_kv_heads[0], "feed_forward_length": widths[0]}
     )
     experts = gguf.read_experts_of_layers(plain, source, norm_topk_prob=True)
     config = gguf.read_config(
@@ -425,9 +421,9 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 def _of_layers(fields: Fields, key: str, num_layers: int, maximum: int) -> tuple[int, ...]:
     """Return a number for each layer, from a list or a single value."""
-    if not gemma.is_list(fields.get(key)):
+    if not gguf.is_list(fields.get(key)):
         return (fields.count(key, maximum),) * num_layers
-    values = gemma.values_by_layer(fields, key, num_layers)
+    values = gguf.values_by_layer(fields, key, num_layers)
     if not all(type(each) is int and 1 <= each <= maximum for each in values):
         raise fields.error(key, f"must be integers from 1 to {maximum}")
     return tuple(each for each in values if isinstance(each, int))
@@ -451,7 +447,6 @@ def _with_proportional_scaling(rope: RopeConfig) -> RopeConfig:
     )
 
 
-_FUSED = "experts.gate_up_proj"
 _HUGGING_FACE_STEMS: Mapping[str, str | StoredPart] = {
     **gemma.HUGGING_FACE_STEMS,
     "output_scale.weight": "layer_scalar",
@@ -461,14 +456,12 @@ _HUGGING_FACE_STEMS: Mapping[str, str | StoredPart] = {
     "mlp.router": "router.proj",
     "mlp.router_scale.weight": "router.scale",
     "mlp.expert_scale.weight": "router.per_expert_scale",
-    "mlp.experts.gate.weight": StoredPart(name=_FUSED, is_part=True),
-    "mlp.experts.up.weight": StoredPart(name=_FUSED, after=("mlp.experts.gate",)),
+    **concatenated("experts.gate_up_proj", "mlp.experts.gate", "mlp.experts.up", ending=".weight"),
     "mlp.experts.down.weight": "experts.down_proj",
     "per_layer.gate": "per_layer_input_gate",
     "per_layer.proj": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
 }
-_GGUF_FUSED = "ffn_gate_up_exps.weight"
 _GGUF_STEMS: Mapping[str, str | StoredPart] = {
     **gemma.GGUF_STEMS,
     "output_scale": "layer_output_scale",
@@ -477,8 +470,7 @@ _GGUF_STEMS: Mapping[str, str | StoredPart] = {
     "experts_post_norm": "post_ffw_norm_2",
     "mlp.router_scale.weight": "ffn_gate_inp.scale",
     "mlp.expert_scale.weight": "ffn_down_exps.scale",
-    "mlp.experts.gate.weight": StoredPart(name=_GGUF_FUSED, is_part=True),
-    "mlp.experts.up.weight": StoredPart(name=_GGUF_FUSED, after=("mlp.experts.gate",)),
+    **GGUF_NAMES.variants["fused experts"],
     "per_layer.gate": "inp_gate",
     "per_layer.proj": "proj",
     "per_layer.norm": "post_norm",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set, Sized
 from itertools import islice
+from typing import TypeGuard
 
 from potluck.errors import ModelFileError
 from potluck.models.fields import (
@@ -21,7 +22,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
-    read_experts,
+    read_sized_experts,
     unsupported,
     with_groups,
 )
@@ -71,6 +72,10 @@ _READ_KEYS = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )
+ATTENTION_BIASES = frozenset({"attn_q", "attn_output"})
+ALL_BIASES = ATTENTION_BIASES | {"ffn_gate"}
+"""Matrices of a layer whose biases ``read_config`` finds in the tensors."""
+
 # Known keys that do not affect the arithmetic of these families. The vocabulary's size is that of
 # the embedding. ``potluck.catalog.vectors`` reads how vectors are computed.
 _DESCRIPTIVE_KEYS = frozenset(
@@ -103,7 +108,8 @@ def read_config(
     implemented: frozenset[str] = frozenset(),
     qkv_bias: bool = False,
     output_bias: bool = False,
-    mlp_bias: bool = False,
+    optional_biases: Set[str] = frozenset(),
+    attention_layer: int = 0,
     head_norm: HeadNorm = HeadNorm.NONE,
     sliding_window: int | None = None,
     experts: tuple[ExpertsConfig | None, ...] | None = None,
@@ -113,8 +119,10 @@ def read_config(
     """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
 
     ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
-    under the file's names. ``sliding_window`` applies to every layer; ``experts`` has one entry per
-    layer. Layers are otherwise equal; a family changes them with ``with_layers``.
+    under the file's names. ``optional_biases`` are names of ``ALL_BIASES``, which the family has if
+    the file does: those of attention in ``attention_layer``, those of MLPs in the first layer.
+    ``sliding_window`` applies to every layer; ``experts`` has one entry per layer. Layers are
+    otherwise equal; a family changes them with ``with_layers``.
     """
     fields = _without_equal_lists(fields)
     _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented, lists=implemented)
@@ -142,20 +150,24 @@ def read_config(
     if num_labels > hidden_size:
         raise unsupported(f"a classifier of {num_labels} labels")
     num_layers = fields.count("block_count", MAX_LAYERS)
+
+    def has_bias(matrix: str, layer: int) -> bool:
+        return matrix in optional_biases and f"blk.{layer}.{matrix}.bias" in names
+
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
         window=sliding_window,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
+        qkv_bias=qkv_bias or has_bias("attn_q", attention_layer),
+        output_bias=output_bias or has_bias("attn_output", attention_layer),
         head_norm=head_norm,
     )
     mlp = MlpConfig(
         width=fields.count("feed_forward_length", MAX_WIDTH),
         activation=activation,
-        has_bias=mlp_bias,
+        has_bias=has_bias("ffn_gate", 0),
     )
     windows = (sliding_window,) * num_layers
     return ModelConfig(
@@ -202,7 +214,7 @@ def read_recurrent_config(
 
 
 NEXT_KEY = "nextn_predict_layers"
-"""Return how many of the last layers are for multi-token prediction."""
+"""How many of the last layers are for multi-token prediction."""
 
 
 def without_mtp_layers(fields: Fields) -> Fields:
@@ -211,9 +223,20 @@ def without_mtp_layers(fields: Fields) -> Fields:
     num_blocks = fields.count("block_count", MAX_LAYERS)
     if num_next >= num_blocks:
         raise fields.error(NEXT_KEY, f"must be less than {num_blocks}, the number of blocks")
-    return dataclasses.replace(
-        fields, values={**fields.values, "block_count": num_blocks - num_next}
-    )
+    return fields.changed({"block_count": num_blocks - num_next})
+
+
+def is_list(value: object) -> TypeGuard[Iterable[object]]:
+    """Return whether the metadata has a list of values, and not a single one."""
+    return isinstance(value, Iterable) and not isinstance(value, str)
+
+
+def values_by_layer(fields: Fields, key: str, num_layers: int) -> tuple[object, ...]:
+    """Return the values of a list in the metadata, which has one for each layer."""
+    value = fields.get(key)
+    if not isinstance(value, Iterable) or not isinstance(value, Sized) or len(value) != num_layers:
+        raise fields.error(key, f"must have a value for each of {num_layers} layers")
+    return tuple(value)
 
 
 def _without_equal_lists(fields: Fields) -> Fields:
@@ -224,7 +247,7 @@ def _without_equal_lists(fields: Fields) -> Fields:
     values = dict(fields.values)
     for key in ("attention.head_count", _KV_HEADS, "feed_forward_length"):
         value = values.get(key)
-        if isinstance(value, str) or not isinstance(value, Iterable):
+        if not is_list(value):
             continue
         numbers = tuple(islice(value, MAX_LAYERS + 1))
         if len(numbers) == fields.count("block_count", MAX_LAYERS) and len({*numbers}) == 1:
@@ -240,17 +263,15 @@ def layers_with_attention(fields: Fields) -> tuple[Fields, tuple[bool, ...]]:
     """
     num_layers = fields.count("block_count", MAX_LAYERS)
     value = fields.get(_KV_HEADS)
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if not is_list(value):
         return fields, (True,) * num_layers
-    listed = dataclasses.replace(fields, values={**fields.values, _KV_HEADS: tuple(value)})
-    counts = listed.counts(_KV_HEADS, MAX_HEADS)
+    counts = fields.changed({_KV_HEADS: tuple(value)}).counts(_KV_HEADS, MAX_HEADS)
     numbers = set(counts) - {0}
     if len(numbers) > 1 or len(counts) != num_layers:
         raise unsupported(f"{fields.prefix}{_KV_HEADS}={counts}")
     # No layer has attention, so any number will do.
     number = numbers.pop() if numbers else fields.count("attention.head_count", MAX_HEADS)
-    values = {**fields.values, _KV_HEADS: number}
-    return dataclasses.replace(fields, values=values), tuple(count > 0 for count in counts)
+    return fields.changed({_KV_HEADS: number}), tuple(count > 0 for count in counts)
 
 
 EXPERT_KEYS = frozenset(
@@ -307,7 +328,7 @@ def read_experts_of_layers(
     if not any(has_router):
         return (None,) * num_layers
     experts = dataclasses.replace(
-        read_experts(
+        read_sized_experts(
             fields,
             hidden_size=fields.count("embedding_length", MAX_WIDTH),
             norm_topk_prob=fields.flag("expert_weights_norm", default=norm_topk_prob),
@@ -317,9 +338,7 @@ def read_experts_of_layers(
         ),
         activation=activation,
         score=score,
-        share_scale=(
-            fields.positive("expert_weights_scale") if fields.get("expert_weights_scale") else 1.0
-        ),
+        share_scale=fields.nonzero("expert_weights_scale", 1.0),
         has_bias=has_bias,
     )
     experts = with_groups(
@@ -348,9 +367,7 @@ def _refuse_unsupported(
     features = [
         f"{fields.prefix}{key}={value}"
         for key, value in fields.values.items()
-        if (
-            isinstance(value, Iterable) and not isinstance(value, str) and key not in _LISTS | lists
-        )
+        if (is_list(value) and key not in _LISTS | lists)
         or (key not in known and value not in _NEUTRAL_VALUES.get(key, (None, 0, "")))
     ]
     if features:
@@ -398,16 +415,18 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
         plain,
         scaling=RopeScaling.YARN,
         factor=factor,
-        original_context_tokens=fields.count(
-            "rope.scaling.original_context_length",
-            MAX_CONTEXT_TOKENS,
-            fields.count("context_length", MAX_CONTEXT_TOKENS),
-        ),
+        original_context_tokens=trained_context(fields),
         beta_fast=fields.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.positive("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=fields.positive("rope.scaling.attn_factor", 1.0)
         * (1.0 if factor <= 1 else 1.0 + 0.1 * math.log(factor)),
     )
+
+
+def trained_context(fields: Fields) -> int:
+    """Return the context with which a model whose rope is scaled was trained."""
+    context_tokens = fields.count("context_length", MAX_CONTEXT_TOKENS)
+    return fields.count("rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, context_tokens)
 
 
 def read_factors(fields: Fields, source: TensorSource, name: str, count: int) -> tuple[float, ...]:

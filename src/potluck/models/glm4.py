@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import dense, gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_layers
@@ -45,8 +45,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    has_bias = dense.has_tensor(source, "blk.0.attn_q.bias")
-    return _with_norms(gguf.read_config(fields, source, family="glm4", qkv_bias=has_bias))
+    biases = frozenset({"attn_q"})
+    return _with_norms(gguf.read_config(fields, source, family="glm4", optional_biases=biases))
 
 
 def _with_norms(config: ModelConfig) -> ModelConfig:
@@ -74,8 +74,7 @@ GLM4 = Family(
             {
                 **INTERLEAVED_HEADS,
                 **dense.FUSED_GATE_UP[FileKind.GGUF],
-                "attn_post_norm": "post_attention_norm",
-                "mlp_post_norm": "post_ffw_norm",
+                **gemma.GGUF_STEMS,
             }
         ),
     },

@@ -14,12 +14,10 @@ from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
     MAX_LAYERS,
-    MAX_WIDTH,
     Fields,
-    read_experts,
     with_groups,
 )
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, SHARED_EXPERTS, FileKind
 from potluck.types.model import ExpertsConfig, HeadNorm, MlpConfig, ModelConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
@@ -67,15 +65,13 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     """Return the experts, for every layer after the first dense ones."""
     num_layers = hugging_face.num_hidden_layers(fields)
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="n_routed_experts",
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
+        num_layers=num_layers,
     )
-    hugging_face.check_num_tensors(fields, "n_routed_experts", num_layers, experts.num_experts)
     num_shared = fields.count("n_shared_experts", MAX_EXPERTS)
     experts = dataclasses.replace(
         experts,
@@ -97,7 +93,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="glm4_moe",
         implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {gguf.NEXT_KEY},
-        qkv_bias="blk.0.attn_q.bias" in names,
+        optional_biases=frozenset({"attn_q"}),
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
         experts=gguf.read_experts_of_layers(
             fields, source, norm_topk_prob=False, score=ExpertScore.SIGMOID
@@ -112,19 +108,15 @@ GLM4_MOE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: dataclasses.replace(
-            HUGGING_FACE_NAMES.changed(
-                {
-                    "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
-                    "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-                    "mlp.shared.up": "mlp.shared_experts.up_proj",
-                    "mlp.shared.down": "mlp.shared_experts.down_proj",
-                }
-            ),
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+            {
+                "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
+                **SHARED_EXPERTS,
+            },
             has_more_layers=True,
         ),
-        FileKind.GGUF: dataclasses.replace(
-            GGUF_NAMES.changed({"mlp_norm": "post_attention_norm"}), has_more_layers=True
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {"mlp_norm": "post_attention_norm"}, has_more_layers=True
         ),
     },
 )

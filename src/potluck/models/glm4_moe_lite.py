@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from potluck.errors import ModelFileError
 from potluck.models import hugging_face, latent
 from potluck.models.family import Family
-from potluck.models.fields import Fields, unsupported
+from potluck.models.fields import Fields
 from potluck.models.latent import NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.program import ExpertScore
@@ -51,25 +50,15 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     if not kinds:
         fields.refuse_others({"first_k_dense_replace": (1,)})
         kinds = (_DENSE, *(_SPARSE,) * (hugging_face.num_hidden_layers(fields) - 1))
+    hugging_face.check_kinds(fields, "mlp_layer_types", kinds, {_DENSE, _SPARSE})
     return latent.read_hugging_face(
         fields,
         family="glm4_moe_lite",
         experts=latent.read_experts_of_layers(
-            fields, ExpertScore.SIGMOID, _has_experts(fields, kinds)
+            fields, ExpertScore.SIGMOID, [kind == _SPARSE for kind in kinds]
         ),
-        is_interleaved=latent.has_interleaved_pairs(fields),
+        is_interleaved=fields.truth("rope_interleave", default=True),
     )
-
-
-def _has_experts(fields: Fields, kinds: tuple[str, ...]) -> tuple[bool, ...]:
-    num_layers = hugging_face.num_hidden_layers(fields)
-    if len(kinds) != num_layers:
-        raise ModelFileError(
-            fields.path, f"mlp_layer_types has {len(kinds)} entries for {num_layers} layers"
-        )
-    if unknown := sorted(set(kinds) - {_DENSE, _SPARSE}):
-        raise unsupported(*(f"mlp_layer_types {kind}" for kind in unknown))
-    return tuple(kind == _SPARSE for kind in kinds)
 
 
 GLM4_MOE_LITE = Family(

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_WIDTH, Fields, read_experts, unsupported
+from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
+from potluck.models.hugging_face import FULL, SLIDING
 from potluck.models.layers import with_attention
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
 from potluck.types.model import ModelConfig
@@ -48,27 +49,17 @@ _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "swiglu_alpha": (1.702,),
     "swiglu_limit": (7.0,),
 }
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     if fields.get("rope_scaling") is None and fields.get("rope_parameters") is None:
-        fields = dataclasses.replace(
-            fields, values={**fields.values, "rope_scaling": _DEFAULT_ROPE}
-        )
+        fields = fields.changed({"rope_scaling": _DEFAULT_ROPE})
     fields.refuse_others(_ACCEPTED)
     num_layers = hugging_face.num_hidden_layers(fields)
     attention_bias = fields.flag("attention_bias", default=True)
     experts = dataclasses.replace(
-        read_experts(
-            fields,
-            hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            norm_topk_prob=True,
-            count_key="num_local_experts",
-            used_key="num_experts_per_tok",
-            width_key="intermediate_size",
-        ),
+        hugging_face.read_experts(fields, norm_topk_prob=True),
         activation=Activation.CLAMPED_SWIGLU,
         has_bias=True,
     )
@@ -88,15 +79,15 @@ def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Return the windows by ``layer_types``, or one in every other layer from the first."""
     kinds = fields.texts("layer_types")
     if not kinds:
-        kinds = tuple(_FULL if layer % 2 else _SLIDING for layer in range(num_layers))
+        kinds = tuple(FULL if layer % 2 else SLIDING for layer in range(num_layers))
     if len(kinds) != num_layers:
         raise fields.error("layer_types", f"must have {num_layers} entries")
-    if unknown := sorted(set(kinds) - {_SLIDING, _FULL}):
+    if unknown := sorted(set(kinds) - {SLIDING, FULL}):
         raise unsupported(*(f"layer_types {kind}" for kind in unknown))
-    if _SLIDING not in kinds:
+    if SLIDING not in kinds:
         return (None,) * num_layers
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
-    return tuple(window if kind == _SLIDING else None for kind in kinds)
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 
-from potluck.models import dense, gguf, hugging_face, mamba_fields
+from potluck.models import gguf, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import Fields, unsupported
 from potluck.models.layers import with_attention, with_layers
+from potluck.models.names import CONVERTED_NAMES
 from potluck.types.model import ExpertsConfig, LayerConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "attention_multiplier",
         "embedding_multiplier",
         "logits_scaling",
-        "mlp_bias",
         "residual_multiplier",
     }
 )
 IS_TURNED = "rope.scaling.finetuned"
 """In GGUF files: whether there is rope at all."""
-GGUF_KEYS = frozenset(
-    {"attention.scale", "embedding_scale", "logit_scale", "residual_scale", IS_TURNED}
-)
+GGUF_SCALES = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
+"""The keys that ``with_gguf_multipliers`` implements."""
+GGUF_KEYS = GGUF_SCALES | {IS_TURNED}
 """Keys read here in addition to those of all architectures."""
 # Written by the converter for models without such layers.
 _UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length"}
@@ -37,7 +36,10 @@ _UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return read_hugging_face(
-        fields, family="granite", mlp_bias=fields.flag("mlp_bias", default=False)
+        fields,
+        family="granite",
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        implemented=frozenset({"mlp_bias"}),
     )
 
 
@@ -47,16 +49,14 @@ def read_hugging_face(
     family: str,
     mlp_bias: bool = False,
     implemented: frozenset[str] = frozenset(),
-    experts: tuple[ExpertsConfig | None, ...] | None = None,
+    experts: tuple[ExpertsConfig, ...] | None = None,
 ) -> ModelConfig:
     """Return a ``family``'s model with multipliers; it reads the keys ``implemented`` itself."""
-    attention_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
         family=family,
         implemented=_IMPLEMENTED | implemented,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         mlp_bias=mlp_bias,
         experts=experts,
     )
@@ -89,21 +89,16 @@ def without_rope(config: ModelConfig) -> ModelConfig:
 
 def with_gguf_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Return ``config`` with the scales of a GGUF file; 0 means absent, as in llama.cpp."""
-
-    def value(key: str, default: float = 1.0) -> float:
-        return fields.positive(key) if fields.get(key) else default
-
     return _with_multipliers(
         config,
-        scale=value("attention.scale", config.layers[0].grouped_attention.scale),
-        embedding=value("embedding_scale"),
-        residual=value("residual_scale"),
-        logits=value("logit_scale"),
+        scale=fields.nonzero("attention.scale", config.layers[0].grouped_attention.scale),
+        embedding=fields.nonzero("embedding_scale", 1.0),
+        residual=fields.nonzero("residual_scale", 1.0),
+        logits=fields.nonzero("logit_scale", 1.0),
     )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     fields.positive("logit_scale")  # llama.cpp requires it
     fields, has_attention = gguf.layers_with_attention(fields)
     if not all(has_attention):
@@ -113,9 +108,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="granite",
         implemented=GGUF_KEYS | _UNUSED_GGUF_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
     )
     config = with_gguf_multipliers(config, fields)
     is_turned = fields.flag(IS_TURNED, default=True)
@@ -128,5 +121,5 @@ GRANITE = Family(
     gguf_architectures=("granite",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names=dense.CONVERTED_NAMES,
+    names=CONVERTED_NAMES,
 )

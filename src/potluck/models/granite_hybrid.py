@@ -8,17 +8,15 @@ expert in one with experts.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import gguf, granite, hugging_face, mamba_fields
+from potluck.models import gguf, granite, granite_moe, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
     MAX_HEADS,
     MAX_WIDTH,
     Fields,
-    read_experts,
     unsupported,
 )
 from potluck.models.layers import with_recurrences
@@ -27,9 +25,9 @@ from potluck.models.names import (
     HUGGING_FACE_NAMES,
     INTERLEAVED_HEADS,
     FileKind,
-    StoredPart,
+    concatenated,
 )
-from potluck.types.model import ExpertsConfig, MambaConfig, MlpConfig, ModelConfig
+from potluck.types.model import MambaConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
 # ``GraniteMoeHybridConfig`` of transformers.
@@ -61,14 +59,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = None
     read = fields if kind == "rope" else fields.without(*_ROPE_KEYS)
     if fields.count("num_local_experts", MAX_EXPERTS, minimum=0):
-        experts = (_experts(fields, width),) * len(has_attention)
+        experts = granite_moe.read_experts(fields, shared=MlpConfig(width=width))
     else:
         read = read.without(*_EXPERT_KEYS)
-        read = dataclasses.replace(read, values={**read.values, "intermediate_size": width})
+        read = read.changed({"intermediate_size": width})
     config = granite.read_hugging_face(
         read,
         family="granitemoehybrid",
-        implemented=hugging_face.EXPERT_KEYS | {"layer_types"},
+        implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias"},
         experts=experts,
     )
     if kind != "rope":
@@ -88,18 +86,6 @@ def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
     return tuple(kind in _ATTENTION for kind in kinds)
 
 
-def _experts(fields: Fields, shared_width: int) -> ExpertsConfig:
-    experts = read_experts(
-        fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        norm_topk_prob=True,
-        count_key="num_local_experts",
-        used_key="num_experts_per_tok",
-        width_key="intermediate_size",
-    )
-    return dataclasses.replace(experts, shared=MlpConfig(width=shared_width))
-
-
 def _mixer(fields: Fields, *, hidden_size: int) -> MambaConfig:
     num_heads = fields.count("mamba_n_heads", MAX_HEADS)
     inner = fields.count("mamba_expand", MAX_WIDTH) * hidden_size
@@ -116,31 +102,23 @@ def _mixer(fields: Fields, *, hidden_size: int) -> MambaConfig:
         groups_key="mamba_n_groups",
         state_key="mamba_d_state",
         kernel_key="mamba_d_conv",
-        steps=mamba_fields.step_limits(fields, "time_step_limit"),
-        has_conv_bias=_flag(fields, "mamba_conv_bias", default=True),
-        has_bias=_flag(fields, "mamba_proj_bias", default=False),
+        steps=mamba_fields.step_limits(fields),
+        has_conv_bias=fields.truth("mamba_conv_bias", default=True),
+        has_bias=fields.truth("mamba_proj_bias", default=False),
     )
-
-
-def _flag(fields: Fields, key: str, *, default: bool) -> bool:
-    """Return a flag for which null means false, and not the default."""
-    return not fields.is_null(key) and fields.flag(key, default=default)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     fields, has_attention = gguf.layers_with_attention(fields)
     if all(has_attention):
         raise unsupported(f"{fields.prefix}attention.head_count_kv without a 0")
-    names = frozenset(source.names())
-    layer = has_attention.index(True) if any(has_attention) else 0
     config = gguf.read_config(
         fields,
         source,
         family="granitemoehybrid",
         implemented=granite.GGUF_KEYS | gguf.EXPERT_KEYS | gguf.PLACE_KEYS | mamba_fields.GGUF_KEYS,
-        qkv_bias=f"blk.{layer}.attn_q.bias" in names,
-        output_bias=f"blk.{layer}.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
+        attention_layer=has_attention.index(True) if any(has_attention) else 0,
         experts=gguf.read_experts_of_layers(
             fields, source, norm_topk_prob=True, width_key="feed_forward_length"
         ),
@@ -165,20 +143,9 @@ GRANITE_HYBRID = Family(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
                 **mamba_fields.hugging_face_names("mamba"),
-                "mlp.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
-                "mlp.up": StoredPart(name="shared_mlp.input_linear", after=("mlp.gate",)),
+                **concatenated("shared_mlp.input_linear", "mlp.gate", "mlp.up"),
                 "mlp.down": "shared_mlp.output_linear",
-                "mlp.router": "block_sparse_moe.router.layer",
-                "mlp.experts.gate": StoredPart(name="block_sparse_moe.input_linear", is_part=True),
-                "mlp.experts.up": StoredPart(
-                    name="block_sparse_moe.input_linear", after=("mlp.experts.gate",)
-                ),
-                "mlp.experts.down": "block_sparse_moe.output_linear",
-                "mlp.shared.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
-                "mlp.shared.up": StoredPart(
-                    name="shared_mlp.input_linear", after=("mlp.shared.gate",)
-                ),
-                "mlp.shared.down": "shared_mlp.output_linear",
+                **granite_moe.EXPERT_STEMS,
             }
         ),
         FileKind.GGUF: GGUF_NAMES.changed({**INTERLEAVED_HEADS, **mamba_fields.GGUF_NAMES}),

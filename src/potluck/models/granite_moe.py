@@ -9,18 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import gguf, hugging_face
+from potluck.models import gguf, granite, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_WIDTH, Fields, read_experts
-from potluck.models.layers import with_layers
+from potluck.models.fields import MAX_WIDTH, Fields
 from potluck.models.names import (
-    GGUF_NAMES,
+    CONVERTED_NAMES,
     HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
     FileKind,
     StoredPart,
+    concatenated,
 )
-from potluck.types.model import LayerConfig, MlpConfig, ModelConfig
+from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
 # ``GraniteMoeConfig`` of transformers.
@@ -34,14 +33,18 @@ _DEFAULTS: Mapping[str, object] = {
     "num_local_experts": 8,
     "vocab_size": 32_000,
 }
-_MULTIPLIERS = frozenset(
-    {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"}
-)
 _ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "normalization_function": ("rmsnorm",),
     "position_embedding_type": ("rope",),
 }
-_GGUF_SCALES = frozenset({"attention.scale", "embedding_scale", "logit_scale", "residual_scale"})
+EXPERT_STEMS: Mapping[str, str | StoredPart] = {
+    "mlp.router": "block_sparse_moe.router.layer",
+    **concatenated("block_sparse_moe.input_linear", "mlp.experts.gate", "mlp.experts.up"),
+    "mlp.experts.down": "block_sparse_moe.output_linear",
+    **concatenated("shared_mlp.input_linear", "mlp.shared.gate", "mlp.shared.up"),
+    "mlp.shared.down": "shared_mlp.output_linear",
+}
+"""Stems of a layer's experts in Hugging Face files."""
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -58,98 +61,38 @@ def _shared_from_hugging_face(fields: Fields) -> ModelConfig:
 def _read_hugging_face(fields: Fields, family: str, *, shared: MlpConfig | None) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     fields.refuse_others(_ACCEPTED)
-    num_layers = hugging_face.num_hidden_layers(fields)
-    attention_bias = fields.flag("attention_bias", default=False)
-    experts = dataclasses.replace(
-        read_experts(
-            fields,
-            hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            norm_topk_prob=True,
-            count_key="num_local_experts",
-            used_key="num_experts_per_tok",
-            width_key="intermediate_size",
-        ),
-        shared=shared,
-    )
-    config = hugging_face.read_config(
+    return granite.read_hugging_face(
         fields,
         family=family,
-        implemented=hugging_face.EXPERT_KEYS | _MULTIPLIERS | {"attention_bias"},
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        experts=(experts,) * num_layers,
+        implemented=hugging_face.EXPERT_KEYS,
+        experts=read_experts(fields, shared=shared),
     )
-    return _with_multipliers(
-        config,
-        attention=fields.positive("attention_multiplier", 1.0),
-        embedding=fields.positive("embedding_multiplier", 1.0),
-        residual=fields.positive("residual_multiplier", 1.0),
-        logits_divisor=fields.positive("logits_scaling", 1.0),
-    )
+
+
+def read_experts(fields: Fields, *, shared: MlpConfig | None) -> tuple[ExpertsConfig, ...]:
+    """Return the experts of every layer, with the shared one."""
+    experts = hugging_face.read_experts(fields, norm_topk_prob=True)
+    experts = dataclasses.replace(experts, shared=shared)
+    return (experts,) * hugging_face.num_hidden_layers(fields)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     config = gguf.read_config(
         fields,
         source,
         family="granitemoe",
-        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS | _GGUF_SCALES,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
+        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS | granite.GGUF_SCALES,
+        optional_biases=gguf.ATTENTION_BIASES,
         experts=gguf.read_experts_of_layers(
             fields, source, norm_topk_prob=True, width_key="feed_forward_length"
         ),
     )
-
-    def scale(key: str, default: float) -> float:
-        # In llama.cpp, 0 means absent.
-        return fields.positive(key) if fields.get(key) else default
-
-    return _with_multipliers(
-        config,
-        attention=scale("attention.scale", config.layers[0].grouped_attention.scale),
-        embedding=scale("embedding_scale", 1.0),
-        residual=scale("residual_scale", 1.0),
-        logits_divisor=scale("logit_scale", 1.0),
-    )
-
-
-def _with_multipliers(
-    config: ModelConfig,
-    *,
-    attention: float,
-    embedding: float,
-    residual: float,
-    logits_divisor: float,
-) -> ModelConfig:
-    def change(_: int, layer: LayerConfig) -> LayerConfig:
-        return dataclasses.replace(
-            layer,
-            attention=dataclasses.replace(layer.grouped_attention, scale=attention),
-            residual_scale=residual,
-        )
-
-    return dataclasses.replace(
-        with_layers(config, change), embedding_scale=embedding, logit_scale=1 / logits_divisor
-    )
+    return granite.with_gguf_multipliers(config, fields)
 
 
 _NAMES = {
-    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-        {
-            "mlp.router": "block_sparse_moe.router.layer",
-            "mlp.experts.gate": StoredPart(name="block_sparse_moe.input_linear", is_part=True),
-            "mlp.experts.up": StoredPart(
-                name="block_sparse_moe.input_linear", after=("mlp.experts.gate",)
-            ),
-            "mlp.experts.down": "block_sparse_moe.output_linear",
-            "mlp.shared.gate": StoredPart(name="shared_mlp.input_linear", is_part=True),
-            "mlp.shared.up": StoredPart(name="shared_mlp.input_linear", after=("mlp.shared.gate",)),
-            "mlp.shared.down": "shared_mlp.output_linear",
-        }
-    ),
-    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+    **CONVERTED_NAMES,
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(EXPERT_STEMS),
 }
 
 GRANITE_MOE = Family(

@@ -6,6 +6,7 @@ Keys, their defaults and their meaning are those of ``transformers`` 5 (``config
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence, Set
 
@@ -20,7 +21,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
     check_heads,
-    read_experts,
+    read_sized_experts,
     unsupported,
 )
 from potluck.models.layers import plain_layers
@@ -131,6 +132,7 @@ def read_config(
     default_head_dim: int | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
+    reads_attention_bias: bool = False,
     mlp_bias: bool = False,
     head_norm: HeadNorm = HeadNorm.NONE,
     sliding_windows: tuple[int | None, ...] | None = None,
@@ -143,14 +145,18 @@ def read_config(
     ``absent_kv_heads`` is the number of key-value heads if the key is absent (null, or no such
     argument, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
     hidden size, ``sliding_windows`` to full attention in every layer, and ``experts``, one entry
-    per layer, to an MLP in every layer. ``activations`` maps ``hidden_act`` to those that the
-    family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
+    per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
+    determines ``qkv_bias`` and ``output_bias``. ``activations`` maps ``hidden_act`` to those that
+    the family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
     specify it (``partial_rotary_factor``); None means that the family rotates whole heads. Layers
     are equal except for ``sliding_windows`` and ``experts``; a family changes them with
     ``with_layers``.
     """
     if default_rotary_share is not None:
         implemented = implemented | {"partial_rotary_factor"}
+    if reads_attention_bias:
+        implemented = implemented | {"attention_bias"}
+        qkv_bias = output_bias = fields.flag("attention_bias", default=False)
     refuse_unsupported(fields, implemented, activations)
     num_layers = num_hidden_layers(fields)
     hidden_size = fields.count("hidden_size", MAX_WIDTH)
@@ -233,16 +239,40 @@ def experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
         return (None,) * num_layers
     experts = read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=fields.flag("norm_topk_prob", default=False),
         count_key=count_key,
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
     )
     return tuple(experts if is_there else None for is_there in has_experts)
 
 
-def check_num_tensors(fields: Fields, key: str, num_layers: int, num_experts: int = 1) -> None:
+def read_experts(
+    fields: Fields,
+    *,
+    norm_topk_prob: bool,
+    count_key: str = "num_local_experts",
+    used_key: str = "num_experts_per_tok",
+    width_key: str = "intermediate_size",
+    num_layers: int | None = None,
+) -> ExpertsConfig:
+    """Return the experts under these keys; ``num_layers`` have them as separate tensors.
+
+    Raises as ``read_sized_experts``, and as ``check_num_tensors`` if ``num_layers`` is not None.
+    """
+    experts = read_sized_experts(
+        fields,
+        hidden_size=fields.count("hidden_size", MAX_WIDTH),
+        norm_topk_prob=norm_topk_prob,
+        count_key=count_key,
+        used_key=used_key,
+        width_key=width_key,
+    )
+    if num_layers is not None:
+        check_num_tensors(fields, count_key, num_layers, experts.num_experts)
+    return experts
+
+
+def check_num_tensors(fields: Fields, key: str, num_layers: int, num_experts: int) -> None:
     """Raise if experts that are separate tensors exceed the limit on tensors of a model.
 
     ``key`` is the key of the number of experts per layer.
@@ -283,6 +313,25 @@ def _has_no_windows(fields: Fields) -> bool:
     return is_full and fields.get("sliding_window") is None
 
 
+def enabled_window(fields: Fields) -> int | None:
+    """Return ``sliding_window`` if ``use_sliding_window`` is set."""
+    is_used = fields.flag("use_sliding_window", default=False)
+    return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096) if is_used else None
+
+
+def window_unless_null(fields: Fields) -> int | None:
+    """Return ``sliding_window``: 4096 if it is absent, None if it is null."""
+    is_null = fields.is_null("sliding_window")
+    return None if is_null else fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
+
+
+def equal_windows(fields: Fields) -> tuple[int | None, ...]:
+    """Return ``sliding_window`` for every layer, or None if it is absent."""
+    is_absent = fields.get("sliding_window") is None
+    window = None if is_absent else fields.count("sliding_window", MAX_CONTEXT_TOKENS)
+    return (window,) * num_hidden_layers(fields)
+
+
 def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
     """Return the windows of the Qwen families, one per layer.
 
@@ -290,11 +339,7 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
     layers; without it they are those from ``max_window_layers`` on.
     """
     num_layers = num_hidden_layers(fields)
-    window = (
-        fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
-        if fields.flag("use_sliding_window", default=False)
-        else None
-    )
+    window = enabled_window(fields)
     layer_types = fields.texts("layer_types")
     if not layer_types:
         if window is None:
@@ -311,15 +356,18 @@ def windows_by_layer_type(fields: Fields) -> tuple[int | None, ...]:
 
 def sliding_layers(fields: Fields) -> tuple[bool, ...]:
     """Return whether each layer has a sliding window, from ``layer_types``, which is required."""
-    num_layers = num_hidden_layers(fields)
     layer_types = fields.texts("layer_types")
-    if len(layer_types) != num_layers:
-        raise ModelFileError(
-            fields.path, f"layer_types has {len(layer_types)} entries for {num_layers} layers"
-        )
-    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
-        raise unsupported(*(f"layer_types {name}" for name in unknown))
+    check_kinds(fields, "layer_types", layer_types, {FULL, SLIDING})
     return tuple(kind == SLIDING for kind in layer_types)
+
+
+def check_kinds(fields: Fields, key: str, kinds: Sequence[str], known: Set[str]) -> None:
+    """Raise unless ``kinds``, from ``key`` or its default, has one of ``known`` for each layer."""
+    num_layers = num_hidden_layers(fields)
+    if len(kinds) != num_layers:
+        raise ModelFileError(fields.path, f"{key} has {len(kinds)} entries for {num_layers} layers")
+    if unknown := sorted(set(kinds) - known):
+        raise unsupported(*(f"{key} {kind}" for kind in unknown))
 
 
 def check_layer_kinds(fields: Fields, kinds: Sequence[str], known: Set[str]) -> None:
@@ -344,7 +392,7 @@ def read_rope(
     share = fields.positive("partial_rotary_factor", default_rotary_share or 1.0)
     if rope is None:
         return RopeConfig(theta=top_level_theta, rotary_dim=_rotary_dim(fields, head_dim, share))
-    kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = rope_kind(rope)
     if kind not in _ROPE_KEYS:
         raise unsupported(f"rope scaling {kind}")
     unknown = sorted(
@@ -357,22 +405,20 @@ def read_rope(
     share = rope.positive("partial_rotary_factor", share)
     if default_rotary_share is None and share != 1:
         raise unsupported(f"partial_rotary_factor={share}")
-    rotary_dim = _rotary_dim(rope, head_dim, share)
-    theta = rope.positive("rope_theta", top_level_theta)
+    plain = RopeConfig(
+        theta=rope.positive("rope_theta", top_level_theta),
+        rotary_dim=_rotary_dim(rope, head_dim, share),
+    )
     if kind == "linear":
-        return RopeConfig(
-            theta=theta,
-            rotary_dim=rotary_dim,
-            scaling=RopeScaling.LINEAR,
-            factor=rope.positive("factor"),
+        return dataclasses.replace(
+            plain, scaling=RopeScaling.LINEAR, factor=rope.positive("factor")
         )
     if kind == "llama3":
         low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
         if low >= high:
             raise rope.error("low_freq_factor", "must be below high_freq_factor")
-        return RopeConfig(
-            theta=theta,
-            rotary_dim=rotary_dim,
+        return dataclasses.replace(
+            plain,
             scaling=RopeScaling.LLAMA3,
             factor=rope.positive("factor"),
             low_freq_factor=low,
@@ -380,14 +426,19 @@ def read_rope(
             original_context_tokens=trained_context(fields, rope, max_context_tokens),
         )
     if kind == "yarn":
-        return _read_yarn(fields, rope, theta, rotary_dim, max_context_tokens)
+        return _read_yarn(fields, rope, plain, max_context_tokens)
     if kind == "longrope":
-        return _read_longrope(fields, rope, theta, rotary_dim, max_context_tokens)
-    return RopeConfig(theta=theta, rotary_dim=rotary_dim)
+        return _read_longrope(fields, rope, plain, max_context_tokens)
+    return plain
+
+
+def rope_kind(rope: Fields) -> str:
+    """Return the kind of scaling that a section names."""
+    return rope.text("rope_type", rope.text("type", "default"))
 
 
 def _read_yarn(
-    fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
+    fields: Fields, rope: Fields, plain: RopeConfig, max_context_tokens: int
 ) -> RopeConfig:
     original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
@@ -399,16 +450,15 @@ def _read_yarn(
         )
     else:
         default = yarn_scale(factor)
-    return RopeConfig(
-        theta=theta,
-        rotary_dim=rotary_dim,
+    return dataclasses.replace(
+        plain,
         scaling=RopeScaling.YARN,
         factor=factor,
         original_context_tokens=original,
         beta_fast=rope.positive("beta_fast", 32.0),
         beta_slow=rope.positive("beta_slow", 1.0),
         # As in ``_compute_yarn_parameters``: null means false, and not the default.
-        truncate=not rope.is_null("truncate") and rope.flag("truncate", default=True),
+        truncate=rope.truth("truncate", default=True),
         attention_factor=rope.positive("attention_factor", default),
     )
 
@@ -419,18 +469,18 @@ def yarn_scale(factor: float, scale: float = 1.0) -> float:
 
 
 def _read_longrope(
-    fields: Fields, rope: Fields, theta: float, rotary_dim: int, max_context_tokens: int
+    fields: Fields, rope: Fields, plain: RopeConfig, max_context_tokens: int
 ) -> RopeConfig:
     original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
     default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return RopeConfig(
-        theta=theta,
-        rotary_dim=rotary_dim,
+    num_pairs = plain.rotary_dim // 2
+    return dataclasses.replace(
+        plain,
         scaling=RopeScaling.LONGROPE,
         original_context_tokens=original,
-        long_factors=rope.positives("long_factor", rotary_dim // 2),
-        short_factors=rope.positives("short_factor", rotary_dim // 2),
+        long_factors=rope.positives("long_factor", num_pairs),
+        short_factors=rope.positives("short_factor", num_pairs),
         attention_factor=rope.positive("attention_factor", default),
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import Fields
+from potluck.models.fields import MAX_HEADS, MAX_WIDTH, Fields
 from potluck.models.layers import with_attention
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
@@ -28,15 +28,13 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults({"rms_norm_eps": 1e-5})
-    dense.refuse_other_values(fields, _NEUTRAL)
-    attention_bias = fields.flag("attention_bias", default=False)
+    fields.refuse_others(_NEUTRAL)
     config = hugging_face.read_config(
         _without_alpha(fields),
         family="hunyuan_v1_dense",
         # Published files set ``use_qk_norm``, which the family always has.
-        implemented=frozenset({"attention_bias", "num_experts", "use_qk_norm", "qk_norm"}),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=frozenset({"num_experts", "use_qk_norm", "qk_norm"}),
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
     )
     return _with_norms_after_rope(config)
@@ -48,26 +46,17 @@ def _without_alpha(fields: Fields) -> Fields:
     This is ``compute_ntk_alpha_rope_parameters`` of ``transformers``; without ``alpha``, scaling
     depends on the length of the sequence, which is rejected as unsupported.
     """
-    section = next(
-        (key for key in ("rope_scaling", "rope_parameters") if fields.section(key) is not None),
-        None,
-    )
-    rope = None if section is None else fields.section(section)
-    if rope is None or section is None or not rope.get("alpha"):
+    sections = ((key, fields.section(key)) for key in ("rope_scaling", "rope_parameters"))
+    key, rope = next((each for each in sections if each[1] is not None), ("", None))
+    if rope is None or not rope.get("alpha") or hugging_face.rope_kind(rope) != "dynamic":
         return fields
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind != "dynamic":
-        return fields
-    head_dim = fields.count(
-        "head_dim",
-        2**20,
-        fields.count("hidden_size", 2**20) // fields.count("num_attention_heads", 2**12),
-    )
+    num_heads = fields.count("num_attention_heads", MAX_HEADS)
+    share = fields.count("hidden_size", MAX_WIDTH) // num_heads
+    head_dim = fields.count("head_dim", MAX_WIDTH, share)
     theta = rope.positive("rope_theta", fields.positive("rope_theta", 10_000.0))
     base = theta * rope.positive("alpha") ** (head_dim / (head_dim - 2))
-    kept = {key: value for key, value in rope.values.items() if key not in _ALPHA_KEYS}
-    kept |= {"rope_type": "default", "type": "default", "rope_theta": base}
-    return dataclasses.replace(fields, values={**fields.values, section: kept})
+    default = {"rope_type": "default", "type": "default", "rope_theta": base}
+    return fields.changed({key: rope.without(*_ALPHA_KEYS).changed(default).values})
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

@@ -21,16 +21,21 @@ from potluck.models.fields import (
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
-    read_experts,
     unsupported,
     with_groups,
 )
 from potluck.models.layers import with_layers
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    SHARED_EXPERTS,
+    FileKind,
+    NameTable,
+    StoredPart,
+)
 from potluck.types.model import (
     ExpertsConfig,
     LatentAttentionConfig,
-    LayerConfig,
     MlpConfig,
     ModelConfig,
     RopeScaling,
@@ -55,18 +60,13 @@ def read_hugging_face(
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
     rope_dim = _dimension(fields, "qk_rope_head_dim")
     nope_dim = _dimension(fields, "qk_nope_head_dim")
+    as_heads = {"head_dim": rope_dim, "num_key_value_heads": num_heads}
     # Some files contain values that follow from other keys.
-    fields.refuse_others(
-        {
-            "head_dim": (rope_dim,),
-            "num_key_value_heads": (num_heads,),
-        }
-    )
+    fields.refuse_others({key: (value,) for key, value in as_heads.items()})
     has_query_rank = not fields.is_null("q_lora_rank")
     has_bias = fields.flag("attention_bias", default=False)
-    as_heads = {"head_dim": rope_dim, "num_key_value_heads": num_heads}
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values={**fields.values, **as_heads}),
+        fields.changed(as_heads),
         family=family,
         implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "n_routed_experts"},
         experts=experts,
@@ -83,14 +83,7 @@ def read_hugging_face(
         norm_epsilon=_NORM_EPSILON,
         is_interleaved=is_interleaved,
     )
-    return _with_attention(config, attention)
-
-
-def _with_attention(config: ModelConfig, attention: LatentAttentionConfig) -> ModelConfig:
-    def change(_: int, layer: LayerConfig) -> LayerConfig:
-        return dataclasses.replace(layer, attention=attention)
-
-    return with_layers(config, change)
+    return with_layers(config, lambda _, layer: dataclasses.replace(layer, attention=attention))
 
 
 def _dimension(fields: Fields, key: str, multiple: int = HEAD_DIM_MULTIPLE) -> int:
@@ -117,16 +110,12 @@ def read_experts_of_layers(
     unless the file says otherwise. Softmax scores are used unchanged.
     """
     is_sigmoid = score is ExpertScore.SIGMOID
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        norm_topk_prob=is_sigmoid and _is_true(fields, "norm_topk_prob"),
+        norm_topk_prob=is_sigmoid and fields.truth("norm_topk_prob", default=True),
         count_key="n_routed_experts",
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
-    )
-    hugging_face.check_num_tensors(
-        fields, "n_routed_experts", len(has_experts), experts.num_experts
+        num_layers=len(has_experts),
     )
     experts = dataclasses.replace(
         experts,
@@ -144,16 +133,6 @@ def after_dense_layers(fields: Fields) -> tuple[bool, ...]:
     """Return whether each layer has experts: those after the first ``first_k_dense_replace``."""
     num_dense = fields.count("first_k_dense_replace", MAX_LAYERS, minimum=0)
     return tuple(layer >= num_dense for layer in range(hugging_face.num_hidden_layers(fields)))
-
-
-def has_interleaved_pairs(fields: Fields) -> bool:
-    """Return whether rope pairs are interleaved."""
-    return _is_true(fields, "rope_interleave")
-
-
-def _is_true(fields: Fields, key: str) -> bool:
-    """Return a flag that defaults to true; null is false, as in ``transformers``."""
-    return not fields.is_null(key) and fields.flag(key, default=True)
 
 
 _LOG_MULTIPLIER_KEY = "rope.scaling.yarn_log_multiplier"
@@ -194,7 +173,7 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
         "attention.value_length": rope_dim,
     }
     config = gguf.read_config(
-        dataclasses.replace(fields, values={**fields.values, **as_heads}),
+        fields.changed(as_heads),
         source,
         family=family,
         implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | _LATENT_KEYS,
@@ -214,7 +193,7 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
         value_dim=_dimension(fields, f"attention.value_length{suffix}", _HEAD_ROWS_MULTIPLE),
         scale=key_dim**-0.5 * mscale**2,
     )
-    return _with_attention(config, attention)
+    return with_layers(config, lambda _, layer: dataclasses.replace(layer, attention=attention))
 
 
 def _check_absorbed(fields: Fields, *, rope_dim: int, latent_rank: int) -> None:
@@ -243,17 +222,11 @@ def _experts_in_gguf(fields: Fields, source: TensorSource) -> tuple[ExpertsConfi
         score=ExpertScore.SIGMOID if is_sigmoid else ExpertScore.SOFTMAX,
     )
     if not is_sigmoid:
-        refuse_groups(fields, "expert_group_count")
+        # DeepSeek-V2 ranks groups by their best expert, and not by their two best.
+        key = "expert_group_count"
+        if fields.count(key, MAX_EXPERTS, 1) != 1:
+            raise unsupported(f"{fields.prefix}{key}={fields.get(key)} with softmax scores")
     return experts
-
-
-def refuse_groups(fields: Fields, key: str) -> None:
-    """Raise ``UnsupportedModelError`` for softmax scores in groups, as in DeepSeek-V2.
-
-    Its groups are ranked by their best expert, and not by their two best.
-    """
-    if fields.count(key, MAX_EXPERTS, 1) != 1:
-        raise unsupported(f"{fields.prefix}{key}={fields.get(key)} with softmax scores")
 
 
 def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig, float]:
@@ -280,66 +253,58 @@ def _with_scaled_rope(fields: Fields, config: ModelConfig) -> tuple[ModelConfig,
 _FULL_RANK = "full-rank queries"
 
 NAMES: Mapping[FileKind, NameTable] = {
-    FileKind.HUGGING_FACE: dataclasses.replace(
-        HUGGING_FACE_NAMES.changed(
-            {
-                "attn.q_down": "self_attn.q_a_proj",
-                "attn.q_down_norm": "self_attn.q_a_layernorm",
-                "attn.q": StoredPart(name="self_attn.q_b_proj", is_interleaved=True),
-                "attn.latent": StoredPart(name="self_attn.kv_a_proj_with_mqa", is_part=True),
-                "attn.k_rope": StoredPart(
-                    name="self_attn.kv_a_proj_with_mqa", after=("attn.latent",), is_interleaved=True
-                ),
-                "attn.latent_norm": "self_attn.kv_a_layernorm",
-                "attn.k_up": StoredPart(
-                    name="self_attn.kv_b_proj", is_part=True, is_per_head=True, is_turned=True
-                ),
-                "attn.v_up": StoredPart(
-                    name="self_attn.kv_b_proj", after=("attn.k_up",), is_per_head=True
-                ),
-                "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
-                "mlp.shared.gate": "mlp.shared_experts.gate_proj",
-                "mlp.shared.up": "mlp.shared_experts.up_proj",
-                "mlp.shared.down": "mlp.shared_experts.down_proj",
-            },
-            variants={
-                _FULL_RANK: {
-                    "attn.q.weight": StoredPart(
-                        name="self_attn.q_proj.weight", is_interleaved=True
-                    ),
-                }
-            },
-        ),
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
+        {
+            "attn.q_down": "self_attn.q_a_proj",
+            "attn.q_down_norm": "self_attn.q_a_layernorm",
+            "attn.q": StoredPart(name="self_attn.q_b_proj", is_interleaved=True),
+            "attn.latent": StoredPart(name="self_attn.kv_a_proj_with_mqa", is_part=True),
+            "attn.k_rope": StoredPart(
+                name="self_attn.kv_a_proj_with_mqa", after=("attn.latent",), is_interleaved=True
+            ),
+            "attn.latent_norm": "self_attn.kv_a_layernorm",
+            "attn.k_up": StoredPart(
+                name="self_attn.kv_b_proj", is_part=True, is_per_head=True, is_turned=True
+            ),
+            "attn.v_up": StoredPart(
+                name="self_attn.kv_b_proj", after=("attn.k_up",), is_per_head=True
+            ),
+            "mlp.correction.weight": "mlp.gate.e_score_correction_bias",
+            **SHARED_EXPERTS,
+        },
+        variants={
+            _FULL_RANK: {
+                "attn.q.weight": StoredPart(name="self_attn.q_proj.weight", is_interleaved=True),
+            }
+        },
         has_more_layers=True,
     ),
-    FileKind.GGUF: dataclasses.replace(
-        GGUF_NAMES.changed(
-            {
-                "attn.q_down": "attn_q_a",
-                "attn.q_down_norm": "attn_q_a_norm",
-                "attn.q": StoredPart(name="attn_q_b", is_interleaved=True),
-                "attn.latent": StoredPart(name="attn_kv_a_mqa", is_part=True),
-                "attn.k_rope": StoredPart(
-                    name="attn_kv_a_mqa", after=("attn.latent",), is_interleaved=True
+    FileKind.GGUF: GGUF_NAMES.changed(
+        {
+            "attn.q_down": "attn_q_a",
+            "attn.q_down_norm": "attn_q_a_norm",
+            "attn.q": StoredPart(name="attn_q_b", is_interleaved=True),
+            "attn.latent": StoredPart(name="attn_kv_a_mqa", is_part=True),
+            "attn.k_rope": StoredPart(
+                name="attn_kv_a_mqa", after=("attn.latent",), is_interleaved=True
+            ),
+            "attn.latent_norm": "attn_kv_a_norm",
+            "attn.k_up": "attn_k_b",
+            "attn.v_up": "attn_v_b",
+        },
+        variants={
+            _FULL_RANK: {
+                "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
+            },
+            "combined keys and values": {
+                "attn.k_up.weight": StoredPart(
+                    name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
                 ),
-                "attn.latent_norm": "attn_kv_a_norm",
-                "attn.k_up": "attn_k_b",
-                "attn.v_up": "attn_v_b",
+                "attn.v_up.weight": StoredPart(
+                    name="attn_kv_b.weight", after=("attn.k_up",), is_per_head=True
+                ),
             },
-            variants={
-                _FULL_RANK: {
-                    "attn.q.weight": StoredPart(name="attn_q.weight", is_interleaved=True),
-                },
-                "combined keys and values": {
-                    "attn.k_up.weight": StoredPart(
-                        name="attn_kv_b.weight", is_part=True, is_per_head=True, is_turned=True
-                    ),
-                    "attn.v_up.weight": StoredPart(
-                        name="attn_kv_b.weight", after=("attn.k_up",), is_per_head=True
-                    ),
-                },
-            },
-        ),
+        },
         has_more_layers=True,
     ),
 }

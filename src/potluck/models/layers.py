@@ -39,6 +39,11 @@ def plain_layers(
     )
 
 
+def all_but_every_nth(num_layers: int, pattern: int) -> tuple[bool, ...]:
+    """Return true for all layers except every ``pattern``-th; 0 selects all of them."""
+    return tuple(pattern == 0 or (layer + 1) % pattern != 0 for layer in range(num_layers))
+
+
 def with_layers(
     config: ModelConfig, change: Callable[[int, LayerConfig], LayerConfig]
 ) -> ModelConfig:

@@ -6,9 +6,9 @@ thirds of it, rounded up. Of multimodal models, only the text part is used.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -20,6 +20,7 @@ from potluck.models.names import (
     FileKind,
     NameTable,
     StoredPart,
+    concatenated,
 )
 from potluck.types.model import ExpertsConfig, HeadNorm, ModelConfig, ShortConvConfig
 from potluck.types.tensor import TensorSource
@@ -49,9 +50,8 @@ _KERNEL_KEY = "shortconv.l_cache"
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = with_older_names(fields, _OLDER_NAMES).with_defaults(_DEFAULTS)
-    values = {**fields.values, "intermediate_size": _feed_forward_width(fields)}
     return read_hugging_face(
-        dataclasses.replace(fields, values=values),
+        fields.changed({"intermediate_size": _feed_forward_width(fields)}),
         family="lfm2",
         has_attention=_layers_with_attention(fields),
     )
@@ -59,8 +59,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def with_older_names(fields: Fields, names: Mapping[str, str]) -> Fields:
     """Return the fields with values from older names of keys, which take precedence."""
-    values = {names[key]: value for key, value in fields.values.items() if key in names}
-    return dataclasses.replace(fields, values={**fields.values, **values})
+    return fields.changed(
+        {names[key]: value for key, value in fields.values.items() if key in names}
+    )
 
 
 def read_hugging_face(
@@ -71,9 +72,8 @@ def read_hugging_face(
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
     """Return a model with attention in some layers, and convolutions in the others."""
-    values = {**fields.values, "rms_norm_eps": fields.positive("norm_eps")}
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values=values),
+        fields.changed({"rms_norm_eps": fields.positive("norm_eps")}),
         family=family,
         implemented=(hugging_face.EXPERT_KEYS if experts else frozenset()) | {"layer_types"},
         head_norm=HeadNorm.HEAD,
@@ -117,10 +117,6 @@ def layers_with_attention(fields: Fields) -> tuple[bool, ...]:
     return tuple(kind == hugging_face.FULL for kind in kinds)
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return read_gguf(fields, source, family="lfm2")
-
-
 def read_gguf(
     fields: Fields,
     source: TensorSource,
@@ -145,14 +141,8 @@ def read_gguf(
     return with_recurrences(config, [None if each else conv for each in has_attention])
 
 
-def _projection(name: str) -> Mapping[str, StoredPart]:
-    """Return the rows of the matrix ``name``: the gates before and after the convolution, x."""
-    return {
-        "conv.gate_in": StoredPart(name=name, is_part=True),
-        "conv.gate_out": StoredPart(name=name, after=("conv.gate_in",)),
-        "conv.x": StoredPart(name=name, after=("conv.gate_in", "conv.gate_out")),
-    }
-
+_PROJECTED = ("conv.gate_in", "conv.gate_out", "conv.x")
+"""The rows of one matrix: the gates before and after the convolution, and its input."""
 
 NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
@@ -161,7 +151,7 @@ NAMES: Mapping[FileKind, NameTable] = {
             "attn.o": "self_attn.out_proj",
             "attn.q_norm": "self_attn.q_layernorm",
             "attn.k_norm": "self_attn.k_layernorm",
-            **_projection("conv.in_proj"),
+            **concatenated("conv.in_proj", *_PROJECTED),
             "conv.kernel": StoredPart(name="conv.conv", is_flat=True),
             "conv.out": "conv.out_proj",
             "mlp_norm": "ffn_norm",
@@ -181,7 +171,7 @@ NAMES: Mapping[FileKind, NameTable] = {
     ),
     FileKind.GGUF: GGUF_NAMES.changed(
         {
-            **_projection("shortconv.in_proj"),
+            **concatenated("shortconv.in_proj", *_PROJECTED),
             "conv.kernel": StoredPart(name="shortconv.conv", is_flat=True),
             "conv.out": "shortconv.out_proj",
         },
@@ -195,7 +185,7 @@ LFM2 = Family(
     architecture="Lfm2ForCausalLM",
     gguf_architectures=("lfm2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(read_gguf, family="lfm2"),
     names=NAMES,
     wrappers={"lfm2_vl": "Lfm2VlForConditionalGeneration"},
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face, lfm2
 from potluck.models.family import Family
-from potluck.models.fields import MAX_LAYERS, MAX_WIDTH, Fields, read_experts
+from potluck.models.fields import MAX_LAYERS, Fields
 from potluck.types.model import ExpertsConfig, ModelConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
@@ -45,15 +45,13 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     """Return the experts, for every layer after the first dense ones."""
     num_layers = hugging_face.num_hidden_layers(fields)
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="num_experts",
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
+        num_layers=num_layers,
     )
-    hugging_face.check_num_tensors(fields, "num_experts", num_layers, experts.num_experts)
     experts = dataclasses.replace(
         experts,
         score=ExpertScore.SIGMOID,

@@ -10,30 +10,22 @@ from __future__ import annotations
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
-from potluck.models.names import (
-    GGUF_NAMES,
-    HUGGING_FACE_NAMES,
-    INTERLEAVED_HEADS,
-    FileKind,
-)
+from potluck.models.names import CONVERTED_NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields,
         family="llama",
-        implemented=frozenset({"attention_bias", "mlp_bias"}),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=frozenset({"mlp_bias"}),
+        reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
     )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     experts = gguf.read_experts_of_layers(
         fields, source, norm_topk_prob=True, width_key="feed_forward_length"
@@ -44,9 +36,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         family="llama",
         implemented=frozenset({"attention.sliding_window"})
         | (gguf.EXPERT_KEYS if any(experts) else frozenset()),
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
         sliding_window=window or None,
         experts=experts,
     )
@@ -58,8 +48,5 @@ LLAMA = Family(
     gguf_architectures=("llama",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
-        FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
-    },
+    names=CONVERTED_NAMES,
 )

@@ -63,7 +63,7 @@ def _mixer(fields: Fields, hidden_size: int) -> MambaConfig:
         groups_key="n_groups",
         state_key="state_size",
         kernel_key="conv_kernel",
-        steps=mamba_fields.step_limits(fields, "time_step_limit"),
+        steps=mamba_fields.step_limits(fields),
         has_conv_bias=fields.flag("use_conv_bias", default=True),
         has_bias=fields.flag("use_bias", default=False),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from potluck.models.fields import MAX_HEADS, MAX_KERNEL, MAX_WIDTH, Fields
-from potluck.models.names import StoredPart
+from potluck.models.names import StoredPart, concatenated
 from potluck.types.model import MambaConfig
 from potluck.types.tensor import TensorSource
 
@@ -55,8 +55,9 @@ def mamba_config(
     )
 
 
-def step_limits(fields: Fields, key: str) -> tuple[float, float | None]:
-    """Return the minimum and maximum step under ``key``; the maximum is None if there is none."""
+def step_limits(fields: Fields) -> tuple[float, float | None]:
+    """Return ``time_step_limit``, the minimum and maximum step; None if there is no maximum."""
+    key = "time_step_limit"
     value = fields.get(key)
     if value is None:
         return 0.0, None
@@ -120,11 +121,7 @@ def hugging_face_names(stem: str, *, has_scales: bool = False) -> Mapping[str, s
 
 def _projection(name: str, parts: Sequence[str] = ("x",)) -> Mapping[str, StoredPart]:
     """Return the parts of the input projection; the gate is first and the steps are last."""
-    stems = tuple(f"mamba.{part}" for part in ("gate", *parts, "step"))
-    return {
-        stem: StoredPart(name=name, is_part=True, after=stems[:index])
-        for index, stem in enumerate(stems)
-    }
+    return concatenated(name, *(f"mamba.{part}" for part in ("gate", *parts, "step")))
 
 
 GGUF_NAMES: Mapping[str, str | StoredPart] = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_WIDTH, Fields, read_experts, unsupported
+from potluck.models.fields import MAX_WIDTH, Fields, unsupported
 from potluck.models.mixtral import BLOCK_SPARSE_NAMES
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
@@ -49,18 +49,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         raise unsupported("attn_type_list")
     num_layers = hugging_face.num_hidden_layers(fields)
     experts = dataclasses.replace(
-        read_experts(
-            fields,
-            hidden_size=fields.count("hidden_size", MAX_WIDTH),
-            norm_topk_prob=True,
-            count_key="num_local_experts",
-            used_key="num_experts_per_tok",
-            width_key="intermediate_size",
-        ),
+        hugging_face.read_experts(fields, norm_topk_prob=True, num_layers=num_layers),
         score=ExpertScore.SIGMOID,
         has_correction=True,
     )
-    hugging_face.check_num_tensors(fields, "num_local_experts", num_layers, experts.num_experts)
     head_dim = fields.count("head_dim", MAX_WIDTH)
     rotary_dim = fields.count("rotary_dim", head_dim, head_dim)
     return hugging_face.read_config(

@@ -5,15 +5,14 @@ queries whose scale grows with the position.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.models.layers import with_attention
 from potluck.models.mistral import SKIPPED
-from potluck.models.names import FileKind
+from potluck.models.names import CONVERTED_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.tensor import TensorSource
 
@@ -45,19 +44,16 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     rope = fields.section("rope_scaling") or fields.section("rope_parameters")
     if rope is None:
         rope = Fields(values=_DEFAULT_ROPE, path=fields.path, prefix="rope_parameters.")
-    beta = rope.positive(_BETA) if rope.get(_BETA) else 0.0
+    beta = rope.nonzero(_BETA, 0.0)
     plain = fields.without("rope_scaling", "rope_parameters")
     plain = plain.with_defaults(
         {"rope_parameters": rope.without(_BETA, "max_position_embeddings").values}
     )
-    window = None
-    if fields.get("sliding_window") is not None:
-        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
     config = hugging_face.read_config(
         plain,
         family="ministral3",
         implemented=frozenset({"sliding_window"}),
-        sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
+        sliding_windows=hugging_face.equal_windows(fields),
     )
     original = hugging_face.trained_context(fields, rope, config.max_context_tokens)
     return _with_query_scale(config, beta, original)
@@ -68,18 +64,15 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     (rope,) = config.ropes
     dense.refuse_other_yarn_factor(fields, rope.factor)
     config = dataclasses.replace(config, ropes=(_with_log_scale(fields, rope),))
-    beta = fields.positive(_TEMPERATURE) if fields.get(_TEMPERATURE) else 0.0
-    original = fields.count(
-        "rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, config.max_context_tokens
-    )
-    return _with_query_scale(config, beta, original)
+    beta = fields.nonzero(_TEMPERATURE, 0.0)
+    return _with_query_scale(config, beta, gguf.trained_context(fields))
 
 
 def _with_log_scale(fields: Fields, rope: RopeConfig) -> RopeConfig:
     # As in llama.cpp (``llama_context``), which assumes an ``mscale`` of 1.
     if not fields.get(_LOG_SCALE) or rope.factor <= 1:
         return rope
-    scale = 0.1 * fields.positive(_LOG_SCALE) * math.log(rope.factor) + 1.0
+    scale = hugging_face.yarn_scale(rope.factor, fields.positive(_LOG_SCALE))
     return dataclasses.replace(rope, attention_factor=rope.attention_factor / scale)
 
 
@@ -102,10 +95,8 @@ MINISTRAL3 = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: dense.CONVERTED_NAMES[FileKind.HUGGING_FACE].changed(
-            {}, skipped=SKIPPED
-        ),
-        FileKind.GGUF: dense.CONVERTED_NAMES[FileKind.GGUF],
+        **CONVERTED_NAMES,
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed({}, skipped=SKIPPED),
     },
     wrappers={"mistral3": "Mistral3ForConditionalGeneration"},
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from potluck.models import hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
 
@@ -22,20 +22,15 @@ SKIPPED: Mapping[str, re.Pattern[str]] = {
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
+    # If the key is absent, transformers assumes Mistral 7B's window; later models have null.
+    window = hugging_face.window_unless_null(fields)
     return hugging_face.read_config(
         fields,
         family="mistral",
         implemented=frozenset({"sliding_window"}),
         absent_kv_heads=8,
-        sliding_windows=(_window(fields),) * hugging_face.num_hidden_layers(fields),
+        sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
     )
-
-
-def _window(fields: Fields) -> int | None:
-    # If the key is absent, transformers assumes Mistral 7B's window; later models have null.
-    if fields.is_null("sliding_window"):
-        return None
-    return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
 
 
 MISTRAL = Family(

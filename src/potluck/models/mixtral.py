@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from potluck.models import hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_WIDTH, Fields, read_experts
+from potluck.models.fields import Fields
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
 
@@ -40,23 +40,12 @@ BLOCK_SPARSE_NAMES: Mapping[str, str] = {
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     num_layers = hugging_face.num_hidden_layers(fields)
-    experts = read_experts(
-        fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
-        norm_topk_prob=True,
-        count_key="num_local_experts",
-        used_key="num_experts_per_tok",
-        width_key="intermediate_size",
-    )
-    hugging_face.check_num_tensors(fields, "num_local_experts", num_layers, experts.num_experts)
-    window = None
-    if fields.get("sliding_window") is not None:
-        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
+    experts = hugging_face.read_experts(fields, norm_topk_prob=True, num_layers=num_layers)
     return hugging_face.read_config(
         fields,
         family="mixtral",
         implemented=hugging_face.EXPERT_KEYS | {"sliding_window"},
-        sliding_windows=(window,) * num_layers,
+        sliding_windows=hugging_face.equal_windows(fields),
         experts=(experts,) * num_layers,
     )
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from potluck.types.model import AttentionConfig, LatentAttentionConfig, ModelConfig
+from potluck.types.model import LatentAttentionConfig, ModelConfig
 from potluck.types.program import WeightSpec
 from potluck.types.tensor import InterleavedHeads, RowRange, StoredTensor
 
@@ -80,6 +80,17 @@ class StoredPart:
     is_flat: bool = False
 
 
+def concatenated(name: str, *stems: str, ending: str = "") -> Mapping[str, StoredPart]:
+    """Return the parts of a file's tensor ``name``, which has the rows of ``stems`` in this order.
+
+    ``ending`` completes the canonical names if ``name`` is complete, such as ``.weight``.
+    """
+    return {
+        stem + ending: StoredPart(name=name, is_part=index == 0, after=stems[:index])
+        for index, stem in enumerate(stems)
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameTable:
     """Maps canonical names to the names of a family's tensors in one kind of file.
@@ -109,6 +120,7 @@ class NameTable:
         stems: Mapping[str, str | StoredPart] | None = None,
         skipped: Mapping[str, re.Pattern[str]] | None = None,
         ignored: Iterable[str] = (),
+        has_more_layers: bool = False,
         variants: Mapping[str, Mapping[str, str | StoredPart]] | None = None,
     ) -> NameTable:
         """Return the table with additional stems, or others for the same canonical names.
@@ -122,6 +134,7 @@ class NameTable:
             stems={**self.stems, **(stems or {})},
             layer_stems={**self.layer_stems, **layer_stems},
             skipped={**self.skipped, **(skipped or {})},
+            has_more_layers=self.has_more_layers or has_more_layers,
             variants={**self.variants, **(variants or {})},
         )
 
@@ -238,12 +251,9 @@ GGUF_NAMES = NameTable(
     ignored=re.compile(rf"{re.escape(GGUF_ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight"),
     # As written by ``--fuse-gate-up-exps`` of llama.cpp's converter.
     variants={
-        "fused experts": {
-            "mlp.experts.gate.weight": StoredPart(name="ffn_gate_up_exps.weight", is_part=True),
-            "mlp.experts.up.weight": StoredPart(
-                name="ffn_gate_up_exps.weight", after=("mlp.experts.gate",)
-            ),
-        }
+        "fused experts": concatenated(
+            "ffn_gate_up_exps.weight", "mlp.experts.gate", "mlp.experts.up", ending=".weight"
+        )
     },
 )
 
@@ -251,6 +261,13 @@ USUAL_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
     FileKind.GGUF: GGUF_NAMES,
 }
+
+SHARED_EXPERTS: Mapping[str, str] = {
+    "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+    "mlp.shared.up": "mlp.shared_experts.up_proj",
+    "mlp.shared.down": "mlp.shared_experts.down_proj",
+}
+"""Stems of the shared experts in many Hugging Face files."""
 
 INTERLEAVED_PROJECTIONS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
@@ -263,6 +280,18 @@ INTERLEAVED_HEADS: Mapping[str, StoredPart] = {
     "attn.k": StoredPart(name="attn_k", is_interleaved=True),
 }
 """Stems of GGUF files that interleave the halves of the heads of q and k."""
+
+INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(INTERLEAVED_PROJECTIONS),
+    FileKind.GGUF: GGUF_NAMES.changed(INTERLEAVED_HEADS),
+}
+"""The usual names of families with interleaved rope pairs."""
+
+CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
+    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
+    FileKind.GGUF: INTERLEAVED_NAMES[FileKind.GGUF],
+}
+"""The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""
 
 
 def stored_tensor(
@@ -285,7 +314,7 @@ def stored_tensor(
         interleaved=_interleaved(config, weight) if part.is_interleaved else None,
         num_matrices=weight.shape[0] if part.is_per_head else None,
         row_range=_row_range(config, table, part, weight, weights),
-        rows=_rows(config, part, weight),
+        rows=None if part.rows_of is None else part.rows_of(config, _layer_and_stem(weight)[0]),
         plus_one=part.plus_one,
         is_negative_exp=part.is_negative_exp,
         is_transposed=part.is_transposed,
@@ -302,10 +331,12 @@ def with_prefix(config: ModelConfig, name: str) -> str:
     return f"{config.head_prefix}{name}" if name.startswith("lm_head") else name
 
 
-def _attention_of(config: ModelConfig, name: str) -> AttentionConfig | LatentAttentionConfig | None:
-    """Return the attention of the layer that a canonical tensor belongs to."""
-    layer = _LAYER_TENSOR.fullmatch(name)
-    return None if layer is None else config.layers[int(layer[1])].attention
+def _layer_and_stem(weight: WeightSpec) -> tuple[int, str]:
+    """Return the layer that has a tensor, and the tensor's name in it without its last part."""
+    layer = _LAYER_TENSOR.fullmatch(weight.name)
+    if layer is None:
+        raise ValueError(f"{weight.name} is part of a tensor but belongs to no layer")
+    return int(layer[1]), layer[2].rpartition(".")[0]
 
 
 def _row_range(
@@ -317,9 +348,7 @@ def _row_range(
 ) -> RowRange | None:
     if not part.is_part and not part.after and part.stride == 1:
         return None
-    layer = _LAYER_TENSOR.fullmatch(weight.name)
-    if layer is None:
-        raise ValueError(f"{weight.name} is part of a tensor but belongs to no layer")
+    layer, _ = _layer_and_stem(weight)
     suffix = weight.name.rpartition(".")[2]
 
     def num_rows(each: WeightSpec) -> int:
@@ -327,7 +356,7 @@ def _row_range(
         is_turned = table.find(each.name, config.name_variants).is_turned
         return each.shape[-1 if is_turned or _is_bias(each) else -2]
 
-    before = (weights[layer_tensor(int(layer[1]), f"{each}.{suffix}")] for each in part.after)
+    before = (weights[layer_tensor(layer, f"{each}.{suffix}")] for each in part.after)
     return RowRange(
         start=part.first + sum(map(num_rows, before)),
         num_rows=num_rows(weight),
@@ -336,23 +365,13 @@ def _row_range(
     )
 
 
-def _rows(config: ModelConfig, part: StoredPart, weight: WeightSpec) -> tuple[range, ...] | None:
-    if part.rows_of is None:
-        return None
-    layer = _LAYER_TENSOR.fullmatch(weight.name)
-    if layer is None:
-        raise ValueError(f"{weight.name} consists of rows of a tensor but belongs to no layer")
-    return part.rows_of(config, int(layer[1]))
-
-
 def _is_bias(weight: WeightSpec) -> bool:
     return weight.name.endswith(".bias")
 
 
 def _interleaved(config: ModelConfig, weight: WeightSpec) -> InterleavedHeads | None:
-    layer = _LAYER_TENSOR.fullmatch(weight.name)
-    stem = "" if layer is None else layer[2].rpartition(".")[0]
-    attention = _attention_of(config, weight.name)
+    layer, stem = _layer_and_stem(weight)
+    attention = config.layers[layer].attention
     if isinstance(attention, LatentAttentionConfig):
         return _interleaved_latent(stem, attention)
     if attention is None or stem not in _HEADS:

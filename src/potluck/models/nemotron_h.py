@@ -22,7 +22,6 @@ from potluck.models.fields import (
     MAX_LAYERS,
     MAX_WIDTH,
     Fields,
-    read_experts,
     unsupported,
     with_groups,
 )
@@ -99,17 +98,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_bias = fields.flag("mlp_bias", default=False)
     width = fields.count("intermediate_size", MAX_WIDTH)
     config = hugging_face.read_config(
-        dataclasses.replace(fields, values={**fields.values, "num_hidden_layers": len(kinds)}),
+        fields.changed({"num_hidden_layers": len(kinds)}),
         family="nemotron_h",
         implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias", "n_routed_experts"},
         absent_kv_heads=8,
     )
     experts = None
     if _EXPERTS in kinds:
-        experts = _experts(fields, config.hidden_size, has_bias=has_bias)
-        hugging_face.check_num_tensors(
-            fields, "n_routed_experts", kinds.count(_EXPERTS), experts.num_experts
-        )
+        experts = _experts(fields, kinds.count(_EXPERTS), has_bias=has_bias)
     return dataclasses.replace(
         config,
         norm_epsilon=fields.positive("layer_norm_epsilon", 1e-5),
@@ -158,20 +154,19 @@ def _mixer(fields: Fields) -> MambaConfig:
         groups_key="n_groups",
         state_key="ssm_state_size",
         kernel_key="conv_kernel",
-        steps=mamba_fields.step_limits(fields, "time_step_limit"),
+        steps=mamba_fields.step_limits(fields),
         has_conv_bias=fields.flag("use_conv_bias", default=True),
         has_bias=fields.flag("use_bias", default=False),
     )
 
 
-def _experts(fields: Fields, hidden_size: int, *, has_bias: bool) -> ExpertsConfig:
-    experts = read_experts(
+def _experts(fields: Fields, num_layers: int, *, has_bias: bool) -> ExpertsConfig:
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=hidden_size,
         norm_topk_prob=fields.flag("norm_topk_prob", default=True),
         count_key="n_routed_experts",
-        used_key="num_experts_per_tok",
         width_key="moe_intermediate_size",
+        num_layers=num_layers,
     )
     shared = MlpConfig(
         width=fields.count("moe_shared_expert_intermediate_size", MAX_WIDTH),
@@ -242,13 +237,13 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     )
     # As in llama.cpp: both epsilons are that of the norms, which do not subtract the mean.
     epsilon = fields.positive(_EPSILON if fields.get(_RMS_EPSILON) is None else _RMS_EPSILON)
-    values = {
-        **fields.values,
-        _WIDTHS: _one_number(fields, _WIDTHS, widths, 1),
-        _KV_HEADS: _one_number(fields, _KV_HEADS, heads, 1),
-        _RMS_EPSILON: epsilon,
-    }
-    fields = dataclasses.replace(fields, values=values)
+    fields = fields.changed(
+        {
+            _WIDTHS: _one_number(fields, _WIDTHS, widths),
+            _KV_HEADS: _one_number(fields, _KV_HEADS, heads),
+            _RMS_EPSILON: epsilon,
+        }
+    )
     first = max(kinds.find(_ATTENTION), 0)
     config = gguf.read_config(
         fields,
@@ -259,10 +254,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         | gguf.PLACE_KEYS
         | mamba_fields.GGUF_KEYS
         | {_EPSILON, _LATENT, gguf.NEXT_KEY, "rope.scaling.finetuned"},
-        qkv_bias=f"blk.{first}.attn_q.bias" in names,
-        output_bias=f"blk.{first}.attn_output.bias" in names,
-        mlp_bias=f"blk.{max(kinds.find(_MLP), 0)}.ffn_up.bias" in names,
-        activation=Activation.RELU_SQUARED,
+        optional_biases=gguf.ATTENTION_BIASES,
+        attention_layer=first,
         experts=gguf.read_experts_of_layers(
             fields,
             source,
@@ -296,21 +289,20 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 def _of_blocks(fields: Fields, key: str, num_blocks: int, maximum: int) -> tuple[int, ...]:
     """Return a number for each block, from a list or a single value."""
     value = fields.get(key)
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if not gguf.is_list(value):
         return (fields.count(key, maximum, minimum=0),) * num_blocks
-    listed = dataclasses.replace(fields, values={key: tuple(value)})
-    counts = listed.counts(key, maximum)
+    counts = fields.changed({key: tuple(value)}).counts(key, maximum)
     if len(counts) != num_blocks:
         raise unsupported(f"{fields.prefix}{key} for {len(counts)} of {num_blocks} blocks")
     return counts
 
 
-def _one_number(fields: Fields, key: str, counts: tuple[int, ...], default: int) -> int:
-    """Return the number that all layers with a nonzero number have."""
+def _one_number(fields: Fields, key: str, counts: tuple[int, ...]) -> int:
+    """Return the number that all layers with a nonzero number have; 1 if there are none."""
     numbers = set(counts) - {0}
     if len(numbers) > 1:
         raise unsupported(f"{fields.prefix}{key}={counts}")
-    return numbers.pop() if numbers else default
+    return numbers.pop() if numbers else 1
 
 
 NEMOTRON_H = Family(
@@ -343,15 +335,13 @@ NEMOTRON_H = Family(
             stems={"embed": "model.embeddings", "norm": "model.norm_f"},
             skipped={"multi-token prediction layers": re.compile(r"mtp\..+")},
         ),
-        FileKind.GGUF: dataclasses.replace(
-            GGUF_NAMES.changed(
-                {
-                    "mlp_norm": "attn_norm",
-                    "mlp.latent_down": "ffn_latent_down",
-                    "mlp.latent_up": "ffn_latent_up",
-                    **mamba_fields.GGUF_NAMES,
-                }
-            ),
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {
+                "mlp_norm": "attn_norm",
+                "mlp.latent_down": "ffn_latent_down",
+                "mlp.latent_up": "ffn_latent_up",
+                **mamba_fields.GGUF_NAMES,
+            },
             has_more_layers=True,
         ),
     },

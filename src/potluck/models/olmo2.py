@@ -6,14 +6,13 @@ OLMo 3 has sliding windows with unscaled rope in three of four layers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from potluck.models import dense, gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
-from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces, RopeConfig
+from potluck.types.model import HeadNorm, ModelConfig, NormPlaces, RopeConfig
 from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
@@ -25,13 +24,11 @@ _GGUF_KEYS = frozenset(
 
 
 def _read(fields: Fields, family: str, implemented: frozenset[str]) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields.with_defaults({"rms_norm_eps": 1e-5}),
         family=family,
-        implemented=implemented | {"attention_bias"},
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=implemented,
+        reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
     )
 
@@ -62,18 +59,16 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
     if fields.is_null("sliding_window"):
         is_sliding = (False,) * config.num_layers
     window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
-    return _with_kinds(config, is_sliding, window, ropes)
+    return gemma.with_two_kinds(config, is_sliding, window, ropes, NormPlaces.POST)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
         family="olmo2",
         implemented=_GGUF_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
+        optional_biases=gguf.ATTENTION_BIASES,
         head_norm=HeadNorm.WIDTH,
     )
     (rope,) = config.ropes
@@ -85,35 +80,16 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     if fields.positive("rope.freq_base_swa", rope.theta) != rope.theta:
         raise unsupported(f"{fields.prefix}rope.freq_base_swa={fields.get('rope.freq_base_swa')}")
     unscaled = RopeConfig(theta=rope.theta, rotary_dim=rope.rotary_dim)
+    ropes = {False: rope, True: unscaled}
     is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
-    return _with_kinds(config, is_sliding, window, {False: rope, True: unscaled})
+    return gemma.with_two_kinds(config, is_sliding, window, ropes, NormPlaces.POST)
 
 
 def _with_norms_after(config: ModelConfig) -> ModelConfig:
     return with_layers(config, lambda _, layer: dataclasses.replace(layer, norms=NormPlaces.POST))
 
 
-def _with_kinds(
-    config: ModelConfig,
-    is_sliding: Sequence[bool],
-    window: int,
-    ropes: dict[bool, RopeConfig],
-) -> ModelConfig:
-    """Return ``config`` with two kinds of layers; ``ropes`` is by whether a layer slides."""
-    tables = gemma.rope_indices(is_sliding, ropes)
-
-    def change(index: int, layer: LayerConfig) -> LayerConfig:
-        slides = is_sliding[index]
-        attention = dataclasses.replace(
-            layer.grouped_attention, window=window if slides else None, rope=tables[slides]
-        )
-        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
-
-    distinct = tuple(dict.fromkeys(ropes[slides] for slides in tables))
-    return dataclasses.replace(with_layers(config, change), ropes=distinct)
-
-
-_NAMES = {
+POST_NORM_NAMES = {
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
         {
             "attn_post_norm": "post_attention_layernorm",
@@ -122,6 +98,7 @@ _NAMES = {
     ),
     FileKind.GGUF: GGUF_NAMES.changed(gemma.GGUF_STEMS),
 }
+"""The names of families with a norm after each branch, and none before it."""
 
 OLMO2 = Family(
     name="olmo2",
@@ -129,7 +106,7 @@ OLMO2 = Family(
     gguf_architectures=("olmo2",),
     from_hugging_face=_from_olmo2,
     from_gguf=_from_gguf,
-    names=_NAMES,
+    names=POST_NORM_NAMES,
 )
 OLMO3 = Family(
     name="olmo3",
@@ -137,5 +114,5 @@ OLMO3 = Family(
     gguf_architectures=(),
     from_hugging_face=_from_olmo3,
     from_gguf=None,
-    names=_NAMES,
+    names=POST_NORM_NAMES,
 )

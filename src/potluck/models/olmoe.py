@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_WIDTH, Fields, read_experts
+from potluck.models.fields import Fields
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -29,22 +29,17 @@ _DEFAULTS: Mapping[str, object] = {
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     num_layers = hugging_face.num_hidden_layers(fields)
-    attention_bias = fields.flag("attention_bias", default=False)
-    experts = read_experts(
+    experts = hugging_face.read_experts(
         fields,
-        hidden_size=fields.count("hidden_size", MAX_WIDTH),
         norm_topk_prob=fields.flag("norm_topk_prob", default=False),
         count_key="num_experts",
-        used_key="num_experts_per_tok",
-        width_key="intermediate_size",
+        num_layers=num_layers,
     )
-    hugging_face.check_num_tensors(fields, "num_experts", num_layers, experts.num_experts)
     return hugging_face.read_config(
         fields,
         family="olmoe",
-        implemented=hugging_face.EXPERT_KEYS | {"attention_bias"},
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        implemented=hugging_face.EXPERT_KEYS,
+        reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
         experts=(experts,) * num_layers,
     )

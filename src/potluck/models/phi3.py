@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from potluck.models import dense, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, StoredPart
+from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, concatenated
 from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
 from potluck.types.tensor import TensorSource
 
@@ -28,43 +28,35 @@ _GGUF_KEYS = frozenset({"attention.sliding_window"})
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-def _fused_qkv(name: str) -> Mapping[str, StoredPart]:
-    return {
-        "attn.q": StoredPart(name=name, is_part=True),
-        "attn.k": StoredPart(name=name, after=("attn.q",)),
-        "attn.v": StoredPart(name=name, after=("attn.q", "attn.k")),
-    }
+_QKV = ("attn.q", "attn.k", "attn.v")
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _with_newer_names(fields.with_defaults(_DEFAULTS))
-    window = None
-    if fields.get("sliding_window") is not None:
-        window = fields.count("sliding_window", MAX_CONTEXT_TOKENS)
     return hugging_face.read_config(
         fields,
         family="phi3",
         implemented=frozenset({"sliding_window"}),
-        sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
+        sliding_windows=hugging_face.equal_windows(fields),
         default_rotary_share=1.0,
     )
 
 
 def _with_newer_names(fields: Fields) -> Fields:
-    values = dict(fields.values)
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = fields.section(key)
-        if rope is None:
-            continue
-        if rope.text("rope_type", rope.text("type", "default")) in _OLDER_NAMES:
-            values[key] = {**rope.values, "rope_type": "longrope", "type": "longrope"}
-    return dataclasses.replace(fields, values=values)
+    return fields.changed(
+        {
+            key: rope.changed({"rope_type": "longrope", "type": "longrope"}).values
+            for key in ("rope_scaling", "rope_parameters")
+            if (rope := fields.section(key)) is not None
+            and hugging_face.rope_kind(rope) in _OLDER_NAMES
+        }
+    )
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     plain = fields
-    has_factors = dense.has_tensor(source, _LONG) or dense.has_tensor(source, _SHORT)
+    has_factors = not {_LONG, _SHORT}.isdisjoint(source.names())
     if has_factors:
         plain = fields.without("rope.scaling.attn_factor", "rope.scaling.type")
     config = gguf.read_config(
@@ -80,11 +72,7 @@ def _read_longrope(fields: Fields, source: TensorSource, plain: RopeConfig) -> R
     return dataclasses.replace(
         plain,
         scaling=RopeScaling.LONGROPE,
-        original_context_tokens=fields.count(
-            "rope.scaling.original_context_length",
-            MAX_CONTEXT_TOKENS,
-            fields.count("context_length", MAX_CONTEXT_TOKENS),
-        ),
+        original_context_tokens=gguf.trained_context(fields),
         long_factors=gguf.read_factors(fields, source, _LONG, num_pairs),
         short_factors=gguf.read_factors(fields, source, _SHORT, num_pairs),
         attention_factor=fields.positive("rope.scaling.attn_factor", 1.0),
@@ -99,10 +87,13 @@ PHI3 = Family(
     from_gguf=_from_gguf,
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {**_fused_qkv("self_attn.qkv_proj"), **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE]}
+            {
+                **concatenated("self_attn.qkv_proj", *_QKV),
+                **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE],
+            }
         ),
         FileKind.GGUF: GGUF_NAMES.changed(
-            {**_fused_qkv("attn_qkv"), **dense.FUSED_GATE_UP[FileKind.GGUF]},
+            {**concatenated("attn_qkv", *_QKV), **dense.FUSED_GATE_UP[FileKind.GGUF]},
             ignored=(_LONG, _SHORT),
         ),
     },

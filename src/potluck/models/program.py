@@ -69,8 +69,20 @@ def build_program(
         shard.has_head or config.can_cut_before(shard.end_layer)
     ):
         raise ValueError(f"{shard} cuts layers of {config.family} that share a cache or embedding")
-    program = _program(
-        _build(config, shard), shard, context_tokens=context_tokens, ropes=tuple(ropes)
+    builder = _build(config, shard)
+    program = Program(
+        shard=shard,
+        registers=tuple(
+            Register(name=name, width=width) for name, width in builder.registers.items()
+        ),
+        ops=tuple(builder.ops),
+        weights=tuple(builder.weights.values()),
+        caches=tuple(builder.caches.values()),
+        ropes=tuple(ropes) if any(isinstance(op, Rope) for op in builder.ops) else (),
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        context_tokens=context_tokens,
+        states=tuple(builder.states),
     )
     return program if shard.part is None else divide_program(program, shard.part)
 
@@ -103,27 +115,6 @@ def state_specs(config: ModelConfig, shard: Shard) -> tuple[StateSpec, ...]:
     return tuple(_build(config, shard).states)
 
 
-def _program(
-    builder: Builder, shard: Shard, *, context_tokens: int, ropes: tuple[RopeTable, ...]
-) -> Program:
-    """Return the program of the whole shard."""
-    config = builder.config
-    return Program(
-        shard=shard,
-        registers=tuple(
-            Register(name=name, width=width) for name, width in builder.registers.items()
-        ),
-        ops=tuple(builder.ops),
-        weights=tuple(builder.weights.values()),
-        caches=tuple(builder.caches.values()),
-        ropes=ropes if any(isinstance(op, Rope) for op in builder.ops) else (),
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        context_tokens=context_tokens,
-        states=tuple(builder.states),
-    )
-
-
 def _check_shard(config: ModelConfig, shard: Shard) -> None:
     fits = (
         shard.num_layers == config.num_layers
@@ -154,8 +145,7 @@ def _add_embedding(builder: Builder) -> None:
     role = WeightRole.HEAD if config.tied_head and config.has_logits else WeightRole.EMBEDDING
     name = builder.weight(EMBEDDING, config.vocab_size, config.hidden_size, role=role)
     builder.add(Embed(weight=name, out=HIDDEN))
-    if config.embedding_scale != 1:
-        builder.add(Scale(x=HIDDEN, factor=config.embedding_scale))
+    builder.scale(HIDDEN, config.embedding_scale)
     if config.per_layer_inputs is not None:
         _add_per_layer_inputs(builder, config.per_layer_inputs)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields, unsupported
 from potluck.types.model import ModelConfig
-from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -23,14 +24,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(fields, source, family="qwen2", qkv_bias=True)
-
-
 QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
     gguf_architectures=("qwen2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(gguf.read_config, family="qwen2", qkv_bias=True),
 )

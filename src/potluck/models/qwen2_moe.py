@@ -5,6 +5,7 @@ selected experts a shared one with its own gate.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -13,23 +14,43 @@ from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
+# ``Qwen2MoeConfig`` of transformers, as far as files may omit these keys.
+_DEFAULTS: Mapping[str, object] = {
+    "moe_intermediate_size": 1408,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 16,
+}
+
+SHARED_STEMS: Mapping[str, str] = {
+    "mlp.shared.gate": "mlp.shared_expert.gate_proj",
+    "mlp.shared.up": "mlp.shared_expert.up_proj",
+    "mlp.shared.down": "mlp.shared_expert.down_proj",
+    "mlp.shared_gate": "mlp.shared_expert_gate",
+}
+"""Stems of a layer's shared expert in Hugging Face files."""
+
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    # The defaults of ``Qwen2MoeConfig`` of transformers that its files may leave out.
-    fields = fields.with_defaults({"num_experts": 60, "num_experts_per_tok": 4})
-    fields = fields.with_defaults({"moe_intermediate_size": 1408, "num_key_value_heads": 16})
+    fields = fields.with_defaults(_DEFAULTS)
     return hugging_face.read_config(
         fields,
         family="qwen2_moe",
         implemented=hugging_face.EXPERT_KEYS | hugging_face.WINDOW_KEYS,
         qkv_bias=fields.flag("qkv_bias", default=True),
         sliding_windows=_windows(fields),
-        experts=_experts(fields),
+        experts=read_experts_by_step(fields, shared_width=5632),
     )
 
 
-def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    shared = MlpConfig(width=fields.count("shared_expert_intermediate_size", MAX_WIDTH, 5632))
+def read_experts_by_step(
+    fields: Fields, *, shared_width: int | None = None
+) -> tuple[ExpertsConfig | None, ...]:
+    """Return the experts of the layers that have any, with a shared one of ``shared_width`` if the
+    file does not specify its width.
+    """
+    width = fields.count("shared_expert_intermediate_size", MAX_WIDTH, shared_width)
+    shared = MlpConfig(width=width)
     return tuple(
         None
         if experts is None
@@ -60,7 +81,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         source,
         family="qwen2_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
-        qkv_bias="blk.0.attn_q.bias" in frozenset(source.names()),
+        optional_biases=frozenset({"attn_q"}),
         # As computed by llama.cpp's build_qwen2moe; it is not in the files.
         experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=False),
     )
@@ -73,14 +94,7 @@ QWEN2_MOE = Family(
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
     names={
-        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {
-                "mlp.shared.gate": "mlp.shared_expert.gate_proj",
-                "mlp.shared.up": "mlp.shared_expert.up_proj",
-                "mlp.shared.down": "mlp.shared_expert.down_proj",
-                "mlp.shared_gate": "mlp.shared_expert_gate",
-            }
-        ),
+        FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(SHARED_STEMS),
         FileKind.GGUF: GGUF_NAMES,
     },
 )

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.types.model import HeadNorm, ModelConfig
-from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields,
         family="qwen3",
-        implemented=hugging_face.WINDOW_KEYS | {"attention_bias"},
+        implemented=hugging_face.WINDOW_KEYS,
         absent_kv_heads=32,
         default_head_dim=128,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         sliding_windows=hugging_face.windows_by_layer_type(fields),
     )
-
-
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(fields, source, family="qwen3", head_norm=HeadNorm.HEAD)
 
 
 QWEN3 = Family(
@@ -33,5 +28,5 @@ QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     gguf_architectures=("qwen3",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(gguf.read_config, family="qwen3", head_norm=HeadNorm.HEAD),
 )

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 
 from potluck.models import qwen3_next
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.qwen3_next import (
-    GGUF_EXPERT_KEYS,
-    names_of,
-    read_experts_by_step,
-    read_text_config,
-)
+from potluck.models.qwen2_moe import read_experts_by_step
+from potluck.models.qwen3_next import GGUF_EXPERT_KEYS, names_of, read_text_config
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -65,30 +61,27 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _without_sections(fields).with_defaults(_MOE_DEFAULTS)
     # As in ``Qwen3_5MoeTopKRouter`` of transformers, whatever the file says.
-    fields = replace(fields, values={**fields.values, "norm_topk_prob": True})
+    fields = fields.changed({"norm_topk_prob": True})
     return read_text_config(fields, family="qwen3_5_moe_text", experts=read_experts_by_step(fields))
 
 
 def _without_sections(fields: Fields) -> Fields:
     """Return ``fields`` without the division of rotations among image coordinates."""
-    ropes = {
-        key: dict(section.without(*_SECTION_KEYS).values)
-        for key in _ROPES
-        if (section := fields.section(key)) is not None
-    }
-    return replace(fields, values={**fields.values, **ropes})
-
-
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return _read_gguf(fields, source, "qwen3_5_text", frozenset())
-
-
-def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return _read_gguf(fields, source, "qwen3_5_moe_text", GGUF_EXPERT_KEYS)
+    return fields.changed(
+        {
+            key: section.without(*_SECTION_KEYS).values
+            for key in _ROPES
+            if (section := fields.section(key)) is not None
+        }
+    )
 
 
 def _read_gguf(
-    fields: Fields, source: TensorSource, family: str, implemented: frozenset[str]
+    fields: Fields,
+    source: TensorSource,
+    *,
+    family: str,
+    implemented: frozenset[str] = frozenset(),
 ) -> ModelConfig:
     return qwen3_next.read_gguf(
         fields.without("rope.dimension_sections"),
@@ -115,7 +108,7 @@ QWEN3_5 = Family(
     architecture="Qwen3_5ForCausalLM",
     gguf_architectures=("qwen35",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(_read_gguf, family="qwen3_5_text"),
     names=_NAMES,
     wrappers={"qwen3_5": "Qwen3_5ForConditionalGeneration"},
 )
@@ -125,7 +118,7 @@ QWEN3_5_MOE = Family(
     architecture="Qwen3_5MoeForCausalLM",
     gguf_architectures=("qwen35moe",),
     from_hugging_face=_moe_from_hugging_face,
-    from_gguf=_moe_from_gguf,
+    from_gguf=partial(_read_gguf, family="qwen3_5_moe_text", implemented=GGUF_EXPERT_KEYS),
     names=_NAMES,
     wrappers={"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"},
 )

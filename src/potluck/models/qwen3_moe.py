@@ -6,32 +6,23 @@ from __future__ import annotations
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    attention_bias = fields.flag("attention_bias", default=False)
     return hugging_face.read_config(
         fields,
         family="qwen3_moe",
-        implemented=hugging_face.EXPERT_KEYS
-        | {"attention_bias", "sliding_window", "use_sliding_window"},
+        implemented=hugging_face.EXPERT_KEYS | {"sliding_window", "use_sliding_window"},
         absent_kv_heads=4,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
-        sliding_windows=(_window(fields),) * hugging_face.num_hidden_layers(fields),
+        sliding_windows=(hugging_face.enabled_window(fields),)
+        * hugging_face.num_hidden_layers(fields),
         experts=hugging_face.experts_by_step(fields),
     )
-
-
-def _window(fields: Fields) -> int | None:
-    """Return the window of all layers, which is used only with ``use_sliding_window``."""
-    if not fields.flag("use_sliding_window", default=False):
-        return None
-    return fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

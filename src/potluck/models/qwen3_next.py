@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -19,15 +20,20 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
 )
-from potluck.models.gemma import is_list, values_by_layer
-from potluck.models.layers import with_layers
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
+from potluck.models.layers import all_but_every_nth, with_attention, with_recurrences
+from potluck.models.names import (
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    NameTable,
+    StoredPart,
+    concatenated,
+)
+from potluck.models.qwen2_moe import SHARED_STEMS, read_experts_by_step
 from potluck.types.model import (
     ExpertsConfig,
     GatedDeltaConfig,
     HeadNorm,
-    LayerConfig,
-    MlpConfig,
     ModelConfig,
 )
 from potluck.types.tensor import TensorSource
@@ -70,22 +76,20 @@ def read_text_config(
     """Return the configuration of a ``family`` with Qwen3-Next's layers."""
     # Models with other gates say so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
-    has_bias = fields.flag("attention_bias", default=False)
-    implemented = frozenset({"attention_bias", "layer_types"})
+    implemented = frozenset({"layer_types"})
     config = hugging_face.read_config(
         fields,
         family=family,
         implemented=implemented if experts is None else implemented | hugging_face.EXPERT_KEYS,
         default_head_dim=HEAD_DIM,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
+        reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         experts=experts,
         default_rotary_share=ROTARY_SHARE,
     )
     is_recurrent = _recurrent_layers(fields, config.num_layers)
     if not any(is_recurrent):
-        return with_recurrences(config, is_recurrent, None)
+        return _with_recurrences(config, is_recurrent, None)
     recurrence = GatedDeltaConfig(
         num_heads=fields.count("linear_num_value_heads", MAX_HEADS),
         num_key_heads=fields.count("linear_num_key_heads", MAX_HEADS),
@@ -93,19 +97,8 @@ def read_text_config(
         value_dim=fields.count("linear_value_head_dim", MAX_WIDTH),
         kernel=fields.count("linear_conv_kernel_dim", MAX_KERNEL, minimum=2),
     )
-    check_recurrence(fields, recurrence, key="linear_num_value_heads")
-    return with_recurrences(config, is_recurrent, recurrence)
-
-
-def read_experts_by_step(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """Return the experts of the layers that have any, including the shared one."""
-    shared = MlpConfig(width=fields.count("shared_expert_intermediate_size", MAX_WIDTH))
-    return tuple(
-        None
-        if experts is None
-        else dataclasses.replace(experts, shared=shared, has_shared_gate=True)
-        for experts in hugging_face.experts_by_step(fields)
-    )
+    _check_recurrence(fields, recurrence, key="linear_num_value_heads")
+    return _with_recurrences(config, is_recurrent, recurrence)
 
 
 def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -113,12 +106,12 @@ def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     kinds = fields.texts("layer_types")
     if fields.get("layer_types") is None:
         interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+        return all_but_every_nth(num_layers, interval)
     hugging_face.check_layer_kinds(fields, kinds, {LINEAR, hugging_face.FULL})
     return tuple(kind == LINEAR for kind in kinds)
 
 
-def check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) -> None:
+def _check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) -> None:
     """Raise unless all key heads serve the same number of heads, and their widths are supported.
 
     ``key`` is the key of the number of heads.
@@ -131,18 +124,12 @@ def check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str) 
         raise fields.error(key, f"makes more than {MAX_WIDTH} columns")
 
 
-def with_recurrences(
+def _with_recurrences(
     config: ModelConfig, is_recurrent: tuple[bool, ...], recurrence: GatedDeltaConfig | None
 ) -> ModelConfig:
     """Return ``config`` with recurrences in some layers, and an attention gate in the others."""
-
-    def changed(index: int, layer: LayerConfig) -> LayerConfig:
-        if is_recurrent[index]:
-            return dataclasses.replace(layer, attention=None, recurrence=recurrence)
-        attention = dataclasses.replace(layer.grouped_attention, has_output_gate=True)
-        return dataclasses.replace(layer, attention=attention)
-
-    return with_layers(config, changed)
+    config = with_recurrences(config, [recurrence if each else None for each in is_recurrent])
+    return with_attention(config, lambda _, each: dataclasses.replace(each, has_output_gate=True))
 
 
 GGUF_KEYS = frozenset(
@@ -158,10 +145,6 @@ GGUF_KEYS = frozenset(
     }
 )
 GGUF_EXPERT_KEYS = gguf.EXPERT_KEYS | gguf.PLACE_KEYS | {"expert_weights_scale"}
-
-
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return read_gguf(fields, source, family="qwen3_next", implemented=GGUF_EXPERT_KEYS)
 
 
 def read_gguf(
@@ -184,13 +167,13 @@ def read_gguf(
     experts = gguf.read_experts_of_layers(fields, source, norm_topk_prob=True)
     if None not in experts:  # other feed-forward parts may then have no width
         fields = fields.with_defaults({"feed_forward_length": 1})
-    first = is_recurrent.index(False) if False in is_recurrent else 0
     config = gguf.read_config(
         fields,
         source,
         family=family,
         implemented=GGUF_KEYS | implemented,
-        qkv_bias=f"blk.{first}.attn_q.bias" in frozenset(source.names()),
+        optional_biases=frozenset({"attn_q"}),
+        attention_layer=is_recurrent.index(False) if False in is_recurrent else 0,
         head_norm=HeadNorm.HEAD,
         experts=experts,
     )
@@ -208,8 +191,8 @@ def read_gguf(
         kernel=fields.count("ssm.conv_kernel", MAX_KERNEL, minimum=2),
         is_tiled=is_tiled,
     )
-    check_recurrence(fields, recurrence, key="ssm.time_step_rank")
-    return with_recurrences(config, is_recurrent, recurrence)
+    _check_recurrence(fields, recurrence, key="ssm.time_step_rank")
+    return _with_recurrences(config, is_recurrent, recurrence)
 
 
 def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
@@ -217,10 +200,10 @@ def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
     value = fields.get(key)
     if value is None:
         interval = fields.count("full_attention_interval", MAX_LAYERS, 4)
-        return tuple((block + 1) % interval != 0 for block in range(num_blocks))
-    if not is_list(value):
+        return all_but_every_nth(num_blocks, interval)
+    if not gguf.is_list(value):
         return (fields.flag(key, default=False),) * num_blocks
-    return tuple(map(bool, values_by_layer(fields, key, num_blocks)))
+    return tuple(map(bool, gguf.values_by_layer(fields, key, num_blocks)))
 
 
 MTP: Mapping[str, re.Pattern[str]] = {
@@ -234,12 +217,6 @@ _DELTA_STEMS: Mapping[str, str | StoredPart] = {
     "delta.decay_bias.weight": "linear_attn.dt_bias",
     "delta.norm": "linear_attn.norm",
     "delta.out": "linear_attn.out_proj",
-}
-_SHARED_STEMS: Mapping[str, str | StoredPart] = {
-    "mlp.shared.gate": "mlp.shared_expert.gate_proj",
-    "mlp.shared.up": "mlp.shared_expert.up_proj",
-    "mlp.shared.down": "mlp.shared_expert.down_proj",
-    "mlp.shared_gate": "mlp.shared_expert_gate",
 }
 _SHIFTED_NORMS: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -272,23 +249,25 @@ def names_of(
     Hugging Face files may have a tensor for each expert's matrix, or one for all of a layer.
     """
     shifted = {stem: StoredPart(name=name, plus_one=True) for stem, name in _SHIFTED_NORMS.items()}
-    fused = "mlp.experts.gate_up_proj"
     return {
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
-            {**shifted, **_DELTA_STEMS, **_SHARED_STEMS, **hugging_face_stems},
+            {**shifted, **_DELTA_STEMS, **SHARED_STEMS, **hugging_face_stems},
             stems={"norm": StoredPart(name="model.norm", plus_one=True)},
             skipped={**MTP, **skipped},
             variants={
                 "fused experts": {
-                    "mlp.experts.gate.weight": StoredPart(name=fused, is_part=True),
-                    "mlp.experts.up.weight": StoredPart(name=fused, after=("mlp.experts.gate",)),
+                    **concatenated(
+                        "mlp.experts.gate_up_proj",
+                        "mlp.experts.gate",
+                        "mlp.experts.up",
+                        ending=".weight",
+                    ),
                     "mlp.experts.down.weight": "mlp.experts.down_proj",
                 }
             },
         ),
-        FileKind.GGUF: dataclasses.replace(
-            GGUF_NAMES.changed({**_GGUF_STEMS, **gguf_stems}, variants=gguf_variants),
-            has_more_layers=True,
+        FileKind.GGUF: GGUF_NAMES.changed(
+            {**_GGUF_STEMS, **gguf_stems}, variants=gguf_variants, has_more_layers=True
         ),
     }
 
@@ -360,7 +339,7 @@ QWEN3_NEXT = Family(
     architecture="Qwen3NextForCausalLM",
     gguf_architectures=("qwen3next",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(read_gguf, family="qwen3_next", implemented=GGUF_EXPERT_KEYS),
     names=names_of(
         {
             **_fused_projections("linear_attn.in_proj_qkvz.weight"),

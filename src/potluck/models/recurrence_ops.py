@@ -14,7 +14,6 @@ from potluck.types.model import (
 from potluck.types.program import (
     Activation,
     CausalConv,
-    CopyColumns,
     GatedActivation,
     GatedDelta,
     Multiply,
@@ -185,9 +184,9 @@ def _add_scaled_parts(
     step: str,
 ) -> None:
     """Add the inputs and the vectors ``b`` and ``c``, concatenated in ``out``, and the steps."""
-    vectors, width = config.num_groups * config.state_dim, builder.registers[out]
+    vectors = config.num_groups * config.state_dim
     parts = (
-        ("x", builder.register(_INPUTS, width - 2 * vectors), scales.x),
+        ("x", builder.register(_INPUTS, builder.registers[out] - 2 * vectors), scales.x),
         ("b", builder.register(_VECTORS_B, vectors), scales.b),
         ("c", builder.register(_VECTORS_C, vectors), scales.c),
     )
@@ -196,18 +195,7 @@ def _add_scaled_parts(
         builder.linear(layer, f"mamba.{part}", x, made, bias=config.has_bias)
     start = 0
     for _, made, factor in parts:
-        count = builder.registers[made]
         builder.scale(made, factor)
-        builder.add(
-            CopyColumns(
-                x=made,
-                out=out,
-                num_groups=1,
-                count=count,
-                x_stride=count,
-                out_stride=width,
-                out_start=start,
-            )
-        )
-        start += count
+        builder.copy(made, out, start)
+        start += builder.registers[made]
     builder.scale(step, scales.step)

@@ -84,7 +84,7 @@ def _text_part(fields: Fields) -> Fields:
     if text is None:
         raise ModelFileError(fields.path, "text_config is missing")
     is_tied = fields.flag("tie_word_embeddings", default=True)
-    return dataclasses.replace(text, values={**text.values, "tie_word_embeddings": is_tied})
+    return text.changed({"tie_word_embeddings": is_tied})
 
 
 def config_from_gguf(

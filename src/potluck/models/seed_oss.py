@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
-from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -24,23 +25,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
-    return gguf.read_config(
-        fields,
-        source,
-        family="seed_oss",
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-    )
-
-
 SEED_OSS = Family(
     name="seed_oss",
     architecture="SeedOssForCausalLM",
     gguf_architectures=("seed_oss",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(gguf.read_config, family="seed_oss", optional_biases=gguf.ATTENTION_BIASES),
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
         FileKind.GGUF: GGUF_NAMES.changed({"mlp_norm": "post_attention_norm"}),

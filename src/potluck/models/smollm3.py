@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from potluck.errors import ModelFileError
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_LAYERS, Fields
-from potluck.models.layers import with_attention
+from potluck.models.layers import all_but_every_nth, with_attention
+from potluck.models.names import CONVERTED_NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -22,7 +23,6 @@ _DEFAULTS: Mapping[str, object] = {
 }
 _IMPLEMENTED = frozenset(
     {
-        "attention_bias",
         "layer_types",
         "mlp_bias",
         "no_rope_layer_interval",
@@ -37,14 +37,12 @@ _INTERVAL = 4
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
-    attention_bias = fields.flag("attention_bias", default=False)
     turns = _layers_with_rope(fields)
     config = hugging_face.read_config(
         fields,
         family="smollm3",
         implemented=_IMPLEMENTED,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
         sliding_windows=_windows(fields, turns),
     )
@@ -56,16 +54,12 @@ def _layers_with_rope(fields: Fields) -> tuple[bool, ...]:
     flags = fields.counts("no_rope_layers", 1)
     if not flags:
         interval = fields.count("no_rope_layer_interval", MAX_LAYERS, _INTERVAL)
-        return _all_but_every_nth(interval, num_layers)
+        return all_but_every_nth(num_layers, interval)
     if len(flags) < num_layers:
         raise ModelFileError(
             fields.path, f"no_rope_layers has {len(flags)} entries for {num_layers} layers"
         )
     return tuple(flag == 1 for flag in flags[:num_layers])
-
-
-def _all_but_every_nth(interval: int, num_layers: int) -> tuple[bool, ...]:
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def _windows(fields: Fields, turns: tuple[bool, ...]) -> tuple[int | None, ...]:
@@ -78,7 +72,9 @@ def _windows(fields: Fields, turns: tuple[bool, ...]) -> tuple[int | None, ...]:
             )
         return (None,) * len(turns)
     kinds = [hugging_face.FULL if each else hugging_face.SLIDING for each in turns]
-    return dense.windows(fields.with_defaults({"layer_types": kinds}))
+    slides = hugging_face.sliding_layers(fields.with_defaults({"layer_types": kinds}))
+    window = gemma.window_of(fields, slides)
+    return tuple(window if each else None for each in slides)
 
 
 def _with_rope(config: ModelConfig, turns: tuple[bool, ...]) -> ModelConfig:
@@ -89,16 +85,13 @@ def _with_rope(config: ModelConfig, turns: tuple[bool, ...]) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    names = frozenset(source.names())
     config = gguf.read_config(
         fields,
         source,
         family="smollm3",
-        qkv_bias="blk.0.attn_q.bias" in names,
-        output_bias="blk.0.attn_output.bias" in names,
-        mlp_bias="blk.0.ffn_gate.bias" in names,
+        optional_biases=gguf.ALL_BIASES,
     )
-    return _with_rope(config, _all_but_every_nth(_INTERVAL, config.num_layers))
+    return _with_rope(config, all_but_every_nth(config.num_layers, _INTERVAL))
 
 
 SMOLLM3 = Family(
@@ -107,5 +100,5 @@ SMOLLM3 = Family(
     gguf_architectures=("smollm3",),
     from_hugging_face=_from_hugging_face,
     from_gguf=_from_gguf,
-    names=dense.CONVERTED_NAMES,
+    names=CONVERTED_NAMES,
 )

@@ -87,7 +87,7 @@ class AddedTokens:
         cover a character whose index is in ``literal``.
         """
         pattern = self._all if parse_control else self._ordinary
-        searched = _mask(text, literal)
+        searched = replace_at(text, ((index, _LITERAL) for index in sorted(literal)))
         start = position = 0
         while match := search_in_parts(pattern, searched, position, self._longest):
             token = self._by_text[match[0]]
@@ -153,10 +153,6 @@ def _tree(texts: Sequence[str], depth: int) -> str:
     if not texts[0]:
         branches.append("")
     return "|".join(branches)
-
-
-def _mask(text: str, literal: Sequence[int]) -> str:
-    return replace_at(text, ((index, _LITERAL) for index in sorted(literal)))
 
 
 def replace_at(text: str, replacements: Iterable[tuple[int, str]]) -> str:

@@ -202,16 +202,20 @@ class _Chat:
 
     def completed(self) -> _Chat:
         """Return the chat with its messages in a form that the template writes completely."""
-        render = partial(
+        render = self._renderer(self.tools, self.variables)
+        is_opened = self.ending is ChatEnding.NEW_TURN
+        opened = partial(render, add_generation_prompt=is_opened)
+        return replace(self, messages=complete(self.messages, opened))
+
+    def _renderer(self, tools: Sequence[Tool], variables: Mapping[str, object]) -> partial[str]:
+        return partial(
             self.template.render,
-            tools=self.tools,
-            add_generation_prompt=self.ending is ChatEnding.NEW_TURN,
+            tools=tools,
             reasoning_effort=self.reasoning_effort,
             thinks=self.thinks,
-            template_variables=self.variables,
+            template_variables=variables,
             now=self.now,
         )
-        return replace(self, messages=complete(self.messages, render))
 
     def render(self, control_texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
         """Return the text, the indices in it that are not part of control tokens, and the open
@@ -244,15 +248,9 @@ class _Chat:
 
     def _render_with(self, escaper: ControlTokenEscaper) -> tuple[str, tuple[int, ...], str]:
         messages = [escaper.escape_message(message) for message in self.messages]
-        render = partial(
-            self.template.render,
-            tools=[escaper.escape_tool(tool) for tool in self.tools],
-            reasoning_effort=self.reasoning_effort,
-            thinks=self.thinks,
-            template_variables=escaper.escape_object(
-                self.variables, parameter="chat_template_kwargs"
-            ),
-            now=self.now,
+        render = self._renderer(
+            [escaper.escape_tool(tool) for tool in self.tools],
+            escaper.escape_object(self.variables, parameter="chat_template_kwargs"),
         )
         if self.ending is ChatEnding.CONTINUED:
             closed = partial(render, add_generation_prompt=False)

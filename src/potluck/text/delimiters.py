@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+
+from potluck.text.added_tokens import alternatives
 
 
 class DelimiterScanner:
     """Finds the first of several marks in a text. Immutable."""
 
     def __init__(self, marks: Sequence[str]) -> None:
-        longest_first = sorted(marks, key=len, reverse=True)
-        self._marks = tuple(longest_first)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._marks = tuple(marks)
+        self._pattern = alternatives(marks)
         self._longest = max(map(len, marks), default=0)
 
     def find(self, text: str, start: int = 0, *, is_end: bool) -> tuple[int, str]:

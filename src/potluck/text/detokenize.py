@@ -94,6 +94,11 @@ class StopMatcher:
         return self._edges[state].get(character, 0)
 
 
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """Return the text of a single token, which may be a control token."""
+    return tokenizer.control_text(token) or tokenizer.token_bytes(token).decode(errors="replace")
+
+
 class StreamingDetokenizer:
     """Converts the tokens of one output to text, one at a time. Use from one thread.
 

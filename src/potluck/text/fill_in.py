@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.errors import PromptTooLongError
+from potluck.text.detokenize import token_text
 from potluck.types.text import Tokenizer
 
 
@@ -145,8 +146,7 @@ def _token(tokenizer: Tokenizer, text: str) -> int | None:
     if len(tokens) != 1:
         return None
     (token,) = tokens
-    written = tokenizer.control_text(token) or tokenizer.token_bytes(token).decode(errors="replace")
-    return token if written == text else None
+    return token if token_text(tokenizer, token) == text else None
 
 
 def _continued(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list[int]:

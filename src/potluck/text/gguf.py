@@ -8,7 +8,7 @@ merges follow from scores) and ``gemma4`` (the same with a list of merges).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +108,9 @@ def end_tokens(tokens: Sequence[str], named: dict[str, int]) -> tuple[int, ...]:
             texts |= others
     found = [named[key] for key in METADATA_KEYS if key in named]
     found += [token for token, text in enumerate(tokens) if text in texts]
-    left_out = _left_out({tokens[token] for token in found})
+    ends = {tokens[token] for token in found}
+    left_out = {text for text, others in _EXCEPTIONS if others <= ends}
     return tuple(token for token in dict.fromkeys(found) if tokens[token] not in left_out)
-
-
-def _left_out(ends: Collection[str]) -> set[str]:
-    return {text for text, others in _EXCEPTIONS if others.issubset(ends)}
 
 
 def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> TextTokenizer:
@@ -124,29 +121,15 @@ def build_tokenizer(metadata: Mapping[str, object], *, path: str = "GGUF") -> Te
     inconsistent metadata.
     """
     fields = _Fields(metadata, path)
-    kind = _kind(fields)
-    if kind == "gpt2":
-        return _byte_level(fields)
-    if kind == "llama":
-        return _sentence_piece(fields)
-    if kind == "gemma4":
-        return _gemma(fields)
-    raise _unknown_kind(kind)
+    build = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _gemma}
+    return build[_kind(fields)](fields)
 
 
 def list_gguf_tokens(metadata: Mapping[str, object], *, path: str = "GGUF") -> TokenList:
     """Return the texts of the tokens in ``metadata``; raises as ``build_tokenizer``."""
     fields = _Fields(metadata, path)
-    kind = _kind(fields)
-    if kind == "gpt2":
-        vocabulary, notation = _Vocabulary.read(fields), Notation.BYTE_LEVEL
-    elif kind == "llama":
-        vocabulary = _Vocabulary.read(fields, bos_default=1, eos_default=2)
-        notation = Notation.SENTENCE_PIECE
-    elif kind == "gemma4":
-        vocabulary, notation = _Vocabulary.read(fields), Notation.SENTENCE_PIECE
-    else:
-        raise _unknown_kind(kind)
+    notation = Notation.BYTE_LEVEL if _kind(fields) == "gpt2" else Notation.SENTENCE_PIECE
+    vocabulary = _Vocabulary.read(fields)
     tokens = vocabulary.tokens
     return list_tokens(len(tokens), tokens.__getitem__, vocabulary.added, notation, vocabulary.eos)
 
@@ -204,17 +187,16 @@ def _with_replacements(text: str) -> str:
 
 
 def _kind(fields: _Fields) -> str:
+    """Return the kind of the vocabulary; raise ``UnsupportedModelError`` for an unsupported one."""
     kind = fields.text("model")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        raise UnsupportedModelError(
+            f"the GGUF file has an unsupported tokenizer: {kind!r}",
+            missing=(f"tokenizer.ggml.model = {kind!r}",),
+            hint="supported tokenizers: gpt2 (byte-level BPE), llama (SentencePiece) and gemma4",
+        )
     # For fine-tuned Gemma models that lack the SentencePiece file.
     return "gemma4" if kind == "gpt2" and fields.text("pre", "default") == "gemma4" else kind
-
-
-def _unknown_kind(kind: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"the GGUF file has an unsupported tokenizer: {kind!r}",
-        missing=(f"tokenizer.ggml.model = {kind!r}",),
-        hint="supported tokenizers: gpt2 (byte-level BPE), llama (SentencePiece) and gemma4",
-    )
 
 
 def _byte_level(fields: _Fields) -> TextTokenizer:
@@ -239,16 +221,16 @@ def _byte_level(fields: _Fields) -> TextTokenizer:
 
 
 def _sentence_piece(fields: _Fields) -> TextTokenizer:
-    vocabulary = _Vocabulary.read(fields, bos_default=1, eos_default=2)
+    vocabulary = _Vocabulary.read(fields)
     scores = fields.numbers("scores")
     if len(scores) < len(vocabulary.tokens):
         raise fields.error(f"{len(scores)} scores for {len(vocabulary.tokens)} tokens")
+    pieces = vocabulary.pieces()
     mergeable = {
         piece: scores[token]
-        for piece, token in vocabulary.pieces().items()
+        for piece, token in pieces.items()
         if vocabulary.types[token] != PieceType.BYTE
     }
-    prefixed = fields.flag("add_space_prefix", True)
     unknown = next(
         (
             token.text
@@ -257,7 +239,6 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
         ),
         None,
     )
-    pieces = vocabulary.pieces()
     if unknown is not None:
         pieces[unknown] = vocabulary.tokens.index(unknown)
     return vocabulary.tokenizer(
@@ -265,7 +246,7 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
         Notation.SENTENCE_PIECE,
         adds_bos=fields.flag("add_bos_token", True),
         adds_eos=fields.flag("add_eos_token", False),
-        is_prefixed=prefixed,
+        is_prefixed=fields.flag("add_space_prefix", True),
     )
 
 
@@ -303,14 +284,13 @@ class _Vocabulary:
     added: tuple[AddedToken, ...]
 
     @classmethod
-    def read(
-        cls, fields: _Fields, *, bos_default: int | None = None, eos_default: int | None = None
-    ) -> _Vocabulary:
+    def read(cls, fields: _Fields) -> _Vocabulary:
+        bos_default, eos_default = (1, 2) if _kind(fields) == "llama" else (None, None)
         tokens = fields.tokens()
         types = fields.token_types(len(tokens))
         bos = fields.token_id("bos_token_id", len(tokens), bos_default)
         named = {key: fields.token_id(key, len(tokens)) for key in METADATA_KEYS}
-        if named["eos_token_id"] is None and eos_default is not None:
+        if named["eos_token_id"] is None:
             named["eos_token_id"] = fields.token_id("eos_token_id", len(tokens), eos_default)
         ends = {key: token for key, token in named.items() if token is not None}
         eos = end_tokens(tokens, ends)

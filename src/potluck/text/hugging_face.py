@@ -8,10 +8,11 @@ and additional special tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text import tekken, tiktoken
@@ -43,9 +44,6 @@ from potluck.text.vendor_tokenizers import (
     read_tiktoken_vocabulary,
 )
 from potluck.types.text import TokenList
-
-if TYPE_CHECKING:
-    import tokenizers
 
 _MAX_TOKENS = 2**24
 """Maximum size of a vocabulary, as in a model's configuration. No model exceeds 300,000."""
@@ -82,22 +80,20 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
     ``ModelFileError`` if a file is damaged or contradicts another.
     """
     files = ModelDirectory.open(directory)
-    try:
+    with _reading(directory):
         if files.has("tokenizer.json"):
-            return _assemble(read_tokenizer_json(directory / "tokenizer.json"), files)
-        if files.has("vocab.json") and files.has("merges.txt"):
-            return _assemble(_read_vocabulary_and_merges(files), files)
-        if files.has(tekken.TEKKEN_FILE):
-            return _assemble(read_tekken_vocabulary(files), files)
-        if files.has(tiktoken.TIKTOKEN_FILE):
-            return _assemble(read_tiktoken_vocabulary(files), files)
-        if files.has(SENTENCE_PIECE_FILE):
-            return _assemble(read_sentence_piece_vocabulary(files), files)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ModelFileError(
-            str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
-        ) from error
-    raise _no_tokenizer(directory)
+            parts = read_tokenizer_json(directory / "tokenizer.json")
+        elif files.has("vocab.json") and files.has("merges.txt"):
+            parts = _read_vocabulary_and_merges(files)
+        elif files.has(tekken.TEKKEN_FILE):
+            parts = read_tekken_vocabulary(files)
+        elif files.has(tiktoken.TIKTOKEN_FILE):
+            parts = read_tiktoken_vocabulary(files)
+        elif files.has(SENTENCE_PIECE_FILE):
+            parts = read_sentence_piece_vocabulary(files)
+        else:
+            raise _no_tokenizer(directory)
+        return _assemble(parts, files)
 
 
 def load_token_list(directory: Path) -> TokenList:
@@ -106,28 +102,35 @@ def load_token_list(directory: Path) -> TokenList:
     Raises as ``load_tokenizer``.
     """
     files = ModelDirectory.open(directory)
-    try:
+    with _reading(directory):
         if files.has("tokenizer.json"):
-            parts, num_pieces = read_token_parts(directory / "tokenizer.json")
+            parts = read_token_parts(directory / "tokenizer.json")
         elif files.has("vocab.json"):
-            parts, num_pieces = _read_vocabulary(files)
+            parts = _read_vocabulary(files)
         elif files.has(tekken.TEKKEN_FILE):
-            parts, num_pieces = read_ranks(files)
+            parts = read_ranks(files)
         elif files.has(tiktoken.TIKTOKEN_FILE):
-            parts, num_pieces = read_tiktoken_ranks(files)
+            parts = read_tiktoken_ranks(files)
         elif files.has(SENTENCE_PIECE_FILE):
-            parts, num_pieces = read_pieces(files)
+            parts = read_pieces(files)
         else:
             raise _no_tokenizer(directory)
         parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
         boundaries = _boundaries(parts, files)
         return list_tokens(
-            _vocab_size(num_pieces, parts.added),
+            _vocab_size(parts),
             parts.model.id_to_token,
             _added_tokens(parts, boundaries, _flagged_texts(files.config)),
             parts.notation,
             boundaries.eos_token_ids,
         )
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    """Convert the errors of malformed files to ``ModelFileError``."""
+    try:
+        yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelFileError(
             str(directory), f"the tokenizer files are malformed ({type(error).__name__}: {error})"
@@ -182,17 +185,11 @@ def _byte_level_pre_tokenizer(files: ModelDirectory) -> BytePreTokenizer:
     return pre_tokenizer_of(files, _BYTE_LEVEL_CLASSES, "vocab.json and merges.txt")
 
 
-def _read_vocabulary(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what vocab.json defines about single tokens, and one more than its largest id."""
+def _read_vocabulary(files: ModelDirectory) -> TokenParts:
+    """Return what vocab.json defines about single tokens."""
     _byte_level_pre_tokenizer(files)
     pieces = PieceList(files.json("vocab.json"))
-    added = files.json("added_tokens.json")
-    parts = TokenParts(
-        model=pieces,
-        added={token: {"content": text} for text, token in added.items()},
-        notation=Notation.BYTE_LEVEL,
-    )
-    return parts, pieces.size
+    return TokenParts(model=pieces, added=_listed_tokens(files), notation=Notation.BYTE_LEVEL)
 
 
 def _read_vocabulary_and_merges(files: ModelDirectory) -> VocabularyParts:
@@ -201,12 +198,16 @@ def _read_vocabulary_and_merges(files: ModelDirectory) -> VocabularyParts:
     lines = (read_text(files.path / "merges.txt") or "").splitlines()
     pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
     merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
-    added = files.json("added_tokens.json")
     return VocabularyParts(
         model=build_byte_level(vocabulary, merges, pre_tokenizer),
-        added={token: {"content": text} for text, token in added.items()},
+        added=_listed_tokens(files),
         notation=Notation.BYTE_LEVEL,
     )
+
+
+def _listed_tokens(files: ModelDirectory) -> dict[int, dict[str, Any]]:
+    listed = files.json("added_tokens.json")
+    return {token: {"content": text} for text, token in listed.items()}
 
 
 def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
@@ -218,7 +219,7 @@ def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
         notation=parts.notation,
         prefix_space=parts.prefix_space,
         strips_prefix_space=parts.strips_prefix_space,
-        vocab_size=_vocab_size(_model_size(parts.model), parts.added),
+        vocab_size=_vocab_size(parts),
         boundaries=boundaries,
         unknown=parts.unknown,
         normalize=parts.normalize,
@@ -237,22 +238,25 @@ def _with_stated_tokens(
     return merged
 
 
-def _vocab_size(num_pieces: int, added: Iterable[int]) -> int:
+def _vocab_size(parts: TokenParts) -> int:
     """Return one more than the largest id. Raise ``ValueError`` if an id is out of range."""
-    least, most = min(added, default=0), max(added, default=0)
-    size = max(num_pieces, most + 1)
+    least, most = min(parts.added, default=0), max(parts.added, default=0)
+    size = max(_num_pieces(parts.model), most + 1)
     if least < 0 or size > _MAX_TOKENS:
         wrong = least if least < 0 else size - 1
         raise ValueError(f"a token has the id {wrong}, but ids must be from 0 to {_MAX_TOKENS - 1}")
     return size
 
 
-def _model_size(model: tokenizers.Tokenizer) -> int:
+def _num_pieces(model: Any) -> int:
     """Return one more than the largest id, without copying a vocabulary whose ids have no gaps."""
-    num_pieces = model.get_vocab_size(with_added_tokens=False)
+    if isinstance(model, PieceList):
+        return model.size
+    num_pieces: int = model.get_vocab_size(with_added_tokens=False)
     if all(model.id_to_token(token) is not None for token in range(num_pieces)):
         return num_pieces
-    return max(model.get_vocab(with_added_tokens=False).values()) + 1
+    largest: int = max(model.get_vocab(with_added_tokens=False).values())
+    return largest + 1
 
 
 def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:

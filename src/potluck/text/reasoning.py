@@ -15,10 +15,12 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from potluck.text.delimiters import DelimiterScanner
 from potluck.types.output import OutputPart, ReasoningPart, TextPart
+
+_T = TypeVar("_T")
 
 _TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
@@ -107,11 +109,6 @@ class ReasoningSplitter:
         self._state = state
         self._skips_space = state in (ThoughtState.OPEN, ThoughtState.CLOSED)
 
-    @property
-    def state(self) -> ThoughtState:
-        """The current state, as far as it is unambiguous."""
-        return self._state
-
     def push(self, text: str) -> Sequence[OutputPart]:
         """Process more text; return the parts that have become unambiguous."""
         self._held += text
@@ -191,7 +188,7 @@ def _tagged(name: str, *, prefix: str = "think", **options: Any) -> ReasoningFor
     )
 
 
-_SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
+_SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     # gpt-oss (harmony). A message of the commentary channel without a recipient is for the user.
     (
         ("<|channel|>analysis",),
@@ -338,7 +335,13 @@ def reasoning_format(template_source: str) -> ReasoningFormat | None:
     A template can contain the marks even though the model never reasons; an output without them is
     all answer.
     """
-    for texts, reasoning in _SIGNS:
-        if all(text in template_source for text in texts):
-            return reasoning
-    return None
+    return find_by_signs(_SIGNS, template_source, None)
+
+
+def find_by_signs(
+    signs: Sequence[tuple[tuple[str, ...], _T]], template_source: str, default: _T
+) -> _T:
+    """Return the first format all of whose texts a chat template contains, or ``default``."""
+    return next(
+        (found for texts, found in signs if all(text in template_source for text in texts)), default
+    )

@@ -55,7 +55,7 @@ class SlicedEncoder:
     def __init__(self, model: tokenizers.Tokenizer) -> None:
         self._model = model
         normalizers = normalizer_steps(model)
-        pre_tokenizers = _pre_tokenizer_steps(model)
+        pre_tokenizers = _steps(model.pre_tokenizer, "pretokenizers")
         has_marks = any(map(marks_spaces, (*normalizers, *pre_tokenizers)))
         self._is_one_word = all(_makes_one_word(step, has_marks) for step in pre_tokenizers)
         self._can_slice = all(map(_is_local_normalizer, normalizers))
@@ -166,13 +166,8 @@ def _makes_one_word(step: _Step, has_marks: bool) -> bool:
 
 
 def normalizer_steps(model: tokenizers.Tokenizer) -> tuple[_Step, ...]:
-    """Yield the steps that change the text, in no particular order."""
+    """Return the steps that change the text, in no particular order."""
     return _steps(model.normalizer, "normalizers")
-
-
-def _pre_tokenizer_steps(model: tokenizers.Tokenizer) -> tuple[_Step, ...]:
-    """Yield the steps that split the text into words, in no particular order."""
-    return _steps(model.pre_tokenizer, "pretokenizers")
 
 
 def marks_spaces(step: _Step) -> bool:

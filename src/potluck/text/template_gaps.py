@@ -68,7 +68,7 @@ def fill_gaps(
     special_tokens: Mapping[str, str],
 ) -> list[ChatMessage]:
     """Return ``messages`` with everything that the template does not support as content."""
-    filled = with_answered_calls(messages)
+    filled = _with_answered_calls(messages)
     probe = _Probe(source, tuple(sorted(special_tokens.items())))
     knows_calls = "tool_calls" in source
     if not knows_calls:
@@ -94,7 +94,7 @@ def _description_of(tools: Sequence[Tool]) -> Iterator[str]:
     yield "</tools>"
 
 
-def with_answered_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+def _with_answered_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Assign results without a call id, as Ollama's clients send them, to the calls in order."""
     changed: list[ChatMessage] = []
     waiting: list[ToolCall] = []

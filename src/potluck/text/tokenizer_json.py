@@ -124,9 +124,8 @@ class _Document(msgspec.Struct):
     post_processor: dict[str, Any] | None = None
 
 
-def read_token_parts(path: Path) -> tuple[TokenParts, int]:
-    """Return what a tokenizer.json defines about single tokens, and one more than its largest piece
-    id.
+def read_token_parts(path: Path) -> TokenParts:
+    """Return what a tokenizer.json defines about single tokens.
 
     The library is not used. Raises as ``read_tokenizer_json``.
     """
@@ -138,9 +137,8 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
     vocab = document.model.vocab
     if isinstance(vocab, list):
         vocab = {piece: token for token, (piece, _) in enumerate(vocab)}
-    pieces = PieceList(vocab)
-    parts = TokenParts(
-        model=pieces,
+    return TokenParts(
+        model=PieceList(vocab),
         added={
             token.id: {"content": token.content, "special": token.special}
             for token in document.added_tokens or ()
@@ -149,7 +147,6 @@ def read_token_parts(path: Path) -> tuple[TokenParts, int]:
         trailing=_tokens_around(document.post_processor or {}, is_after=True),
         notation=_read_notation(document.decoder or {}, path),
     )
-    return parts, pieces.size
 
 
 def read_tokenizer_json(path: Path) -> VocabularyParts:

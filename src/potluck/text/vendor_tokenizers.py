@@ -30,46 +30,39 @@ _PLAIN_CLASSES = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
 """``tokenizer_class`` of SentencePiece models that prepend neither a space nor bos to a text."""
 
 
-def read_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what tekken.json defines about single tokens, and one more than its largest id."""
+def read_ranks(files: ModelDirectory) -> TokenParts:
+    """Return what tekken.json defines about single tokens."""
     file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
-    pieces = PieceList(file.piece_ids())
-    parts = TokenParts(
-        model=pieces,
-        added=_special_entries(file),
-        leading=_ids_of(file, tekken.BOS),
-        notation=Notation.BYTE_LEVEL,
-        eos=next(iter(_ids_of(file, tekken.EOS)), None),
-    )
-    return parts, pieces.size
+    return TokenParts(model=PieceList(file.piece_ids()), **_special_tokens(file))
 
 
 def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
     """Return the vocabulary in tekken.json."""
     file = tekken.read_tekken(files.path / tekken.TEKKEN_FILE)
-    return VocabularyParts(
-        model=tekken.build_model(file),
-        added=_special_entries(file),
-        leading=_ids_of(file, tekken.BOS),
-        notation=Notation.BYTE_LEVEL,
-        eos=next(iter(_ids_of(file, tekken.EOS)), None),
-    )
+    return VocabularyParts(model=tekken.build_model(file), **_special_tokens(file))
 
 
-def _special_entries(file: tekken.Tekken) -> dict[int, dict[str, Any]]:
-    return {token: {"content": text, "special": True} for token, text in enumerate(file.special)}
+def _special_tokens(file: tekken.Tekken) -> dict[str, Any]:
+    """Return the attributes of ``TokenParts`` other than the pieces."""
+
+    def ids_of(special: str) -> tuple[int, ...]:
+        return tuple(token for token, text in enumerate(file.special) if text == special)
+
+    return {
+        "added": {
+            token: {"content": text, "special": True} for token, text in enumerate(file.special)
+        },
+        "leading": ids_of(tekken.BOS),
+        "notation": Notation.BYTE_LEVEL,
+        "eos": next(iter(ids_of(tekken.EOS)), None),
+    }
 
 
-def _ids_of(file: tekken.Tekken, special: str) -> tuple[int, ...]:
-    return tuple(token for token, text in enumerate(file.special) if text == special)
-
-
-def read_tiktoken_ranks(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what tiktoken.model defines about single tokens, and one more than its largest id."""
+def read_tiktoken_ranks(files: ModelDirectory) -> TokenParts:
+    """Return what tiktoken.model defines about single tokens."""
     _tiktoken_pre_tokenizer(files)
     pieces = PieceList(tiktoken.read_tiktoken(files.path / tiktoken.TIKTOKEN_FILE))
-    parts = TokenParts(model=pieces, added={}, notation=Notation.BYTE_LEVEL)
-    return parts, pieces.size
+    return TokenParts(model=pieces, added={}, notation=Notation.BYTE_LEVEL)
 
 
 def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
@@ -108,18 +101,11 @@ def pre_tokenizer_of(
     return BYTE_PRE_TOKENIZERS[name]
 
 
-def read_pieces(files: ModelDirectory) -> tuple[TokenParts, int]:
-    """Return what tokenizer.model defines about single tokens, and one more than its largest id."""
+def read_pieces(files: ModelDirectory) -> TokenParts:
+    """Return what tokenizer.model defines about single tokens."""
     model = read_sentence_piece(files.path / SENTENCE_PIECE_FILE)
     pieces = PieceList({piece: token for token, piece in enumerate(model.pieces)})
-    parts = TokenParts(
-        model=pieces,
-        added=_added_pieces(model, files),
-        leading=_leading_bos(model, files),
-        notation=Notation.SENTENCE_PIECE,
-        eos=model.eos,
-    )
-    return parts, pieces.size
+    return TokenParts(model=pieces, **_boundaries_and_added(model, files))
 
 
 def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
@@ -133,10 +119,7 @@ def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
         where = PrefixSpace.FIRST
     return VocabularyParts(
         model=build_model(model),
-        added=_added_pieces(model, files),
-        leading=_leading_bos(model, files),
-        notation=Notation.SENTENCE_PIECE,
-        eos=model.eos,
+        **_boundaries_and_added(model, files),
         prefix_space=where if adds_space else PrefixSpace.NEVER,
         strips_prefix_space=bool(adds_space),
         unknown=model.unknown,
@@ -144,8 +127,11 @@ def read_sentence_piece_vocabulary(files: ModelDirectory) -> VocabularyParts:
     )
 
 
-def _added_pieces(model: SentencePieceModel, files: ModelDirectory) -> dict[int, dict[str, Any]]:
-    """Return the pieces that are matched in the text itself, with those of added_tokens.json."""
+def _boundaries_and_added(model: SentencePieceModel, files: ModelDirectory) -> dict[str, Any]:
+    """Return the attributes of ``TokenParts`` other than the pieces.
+
+    The pieces that are matched in the text itself are added, with those of added_tokens.json.
+    """
     added: dict[int, dict[str, Any]] = {
         token: {"content": model.pieces[token], "special": True}
         for token in model.of_type(PieceType.CONTROL, PieceType.UNKNOWN)
@@ -154,11 +140,12 @@ def _added_pieces(model: SentencePieceModel, files: ModelDirectory) -> dict[int,
         added[token] = {"content": model.pieces[token].replace(SPACE_MARK, " "), "special": False}
     for text, token in files.json("added_tokens.json").items():
         added.setdefault(int(token), {"content": text, "special": False})
-    return added
-
-
-def _leading_bos(model: SentencePieceModel, files: ModelDirectory) -> tuple[int, ...]:
-    return () if model.bos is None or _is_plain(files) else (model.bos,)
+    return {
+        "added": added,
+        "leading": () if model.bos is None or _is_plain(files) else (model.bos,),
+        "notation": Notation.SENTENCE_PIECE,
+        "eos": model.eos,
+    }
 
 
 def _is_plain(files: ModelDirectory) -> bool:

@@ -136,9 +136,7 @@ def test_parts_come_as_soon_as_they_are_certain() -> None:
     assert joined(splitter.push(" two \n")) == [("thought", " two")]
     assert joined(splitter.push("<")) == []
     assert joined(splitter.push("b")) == [("thought", " \n<b")]
-    assert splitter.state is OPEN
     assert joined(splitter.push("</think>")) == []
-    assert splitter.state is CLOSED
     assert joined(splitter.push("\n\nFour")) == [("text", "Four")]
     assert joined(splitter.push(" ")) == [("text", " ")]
     assert splitter.finish() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from potluck.errors import ParameterError
-from potluck.text.reasoning import reasoning_format
+from potluck.text.reasoning import find_by_signs, reasoning_format
 from potluck.text.tool_formats import harmony
 from potluck.text.tool_formats.chat_format import ChatFormat
 from potluck.text.tool_formats.formats import (
@@ -96,7 +96,12 @@ def choose_output_format(
     tool call format that the template implies. Raises ``ParameterError`` if the name is unknown.
     """
     control_tokens = frozenset(special_tokens)
-    syntax = _syntax_of(template_source) if tool_format is None else _syntax_named(tool_format)
+    if tool_format is None:
+        syntax = find_by_signs(_SIGNS, template_source, GENERIC)
+    else:
+        # None is harmony, whose messages contain more than calls.
+        require_format(tool_format)
+        syntax = FORMATS.get(tool_format)
     if syntax is None:
         return HarmonyFormat(control_tokens=control_tokens)
     return ChatFormat(
@@ -114,16 +119,3 @@ def require_format(name: str) -> None:
             f"unknown tool-call format {name[:40]!r}",
             hint=f"known formats: {', '.join(FORMAT_NAMES)}",
         )
-
-
-def _syntax_named(name: str) -> ToolSyntax | None:
-    """Return the format ``name``; None for harmony, whose messages contain more than calls."""
-    require_format(name)
-    return FORMATS.get(name)
-
-
-def _syntax_of(template_source: str) -> ToolSyntax | None:
-    for texts, syntax in _SIGNS:
-        if all(text in template_source for text in texts):
-            return syntax
-    return GENERIC

@@ -113,9 +113,6 @@ MINIMAX_M2 = TaggedCalls(
     parameter_close="</parameter>",
     call_close="</invoke>",
     closes=("</minimax:tool_call>",),
-    before_call="\n",
-    before_parameter="\n",
-    before_close="\n",
     control_texts=("<minimax:tool_call>", "</minimax:tool_call>"),
 )
 
@@ -261,9 +258,6 @@ def _deepseek_tags(name: str, section: str) -> TaggedCalls:
         parameter_close=f"</{_DSML}parameter>",
         call_close=f"</{_DSML}invoke>",
         closes=(f"</{_DSML}{section}>",),
-        before_call="\n",
-        before_parameter="\n",
-        before_close="\n",
         control_texts=(_DSML,),
     )
 
@@ -282,9 +276,6 @@ QWEN_CODER = TaggedCalls(
     call_close="</function>",
     closes=("</tool_call>",),
     value_space="\n",
-    before_call="\n",
-    before_parameter="\n",
-    before_close="\n",
     is_section=False,
     control_texts=("<tool_call>", "</tool_call>"),
 )
@@ -304,9 +295,6 @@ SEED = TaggedCalls(
     parameter_close="</parameter>",
     call_close="</function>",
     closes=("</seed:tool_call>",),
-    before_call="\n",
-    before_parameter="\n",
-    before_close="\n",
     is_section=False,
     control_texts=("<seed:tool_call>", "</seed:tool_call>"),
 )
@@ -320,7 +308,7 @@ GLM = TaggedCalls(
     key_ends=("</arg_key>\n<arg_value>", "</arg_key><arg_value>"),
     parameter_close="</arg_value>",
     call_close="</tool_call>",
-    before_parameter="\n",
+    is_spaced=False,
     is_section=False,
     control_texts=(
         "<tool_call>",

@@ -163,16 +163,10 @@ class _HarmonyParser(SteppedParser):
             stream.drop_held()
 
     def _read_call(self, name: str) -> Steps[bool]:
-        stream = self._stream
-        yield from stream.skip_space()
-        if (yield from stream.peek()) != "{":
+        if not (yield from self._stream.json_call(name)):
             return False
-        stream.begin_call(name)
-        if not (yield from stream.value(stream.argue)):
-            return False
-        stream.end_call()
-        yield from stream.skip_space()
-        stream.drop_held()
+        yield from self._stream.skip_space()
+        self._stream.drop_held()
         return True
 
 

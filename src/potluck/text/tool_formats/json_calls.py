@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potluck.text.control_tokens import parse_arguments
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
@@ -17,7 +17,6 @@ from potluck.text.tool_formats.syntax import (
     LarkSource,
     either,
     repeated,
-    spaced,
 )
 from potluck.types.text import Tool
 
@@ -109,10 +108,10 @@ class JsonCalls:
         elif self.separator:
             separator = lark.text(self.separator)
             call = repeated(call, separator=separator, is_parallel=is_parallel)
-        space = SPACE if self.is_spaced else ""
+        space = f"{SPACE} " if self.is_spaced else ""
         has_close = self.closes and self.writes_close and not self.writes_bare
         close = lark.text(self.closes[0]) if has_close else ""
-        return f"{spaced(space, call)} {space} {close}"
+        return f"{space}{call} {space}{close}"
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
         number = f'{{"{self.id_key}": "' if self.id_key else ""
@@ -183,12 +182,8 @@ class _ObjectReader:
         self.has_arguments = True
         character = yield from self._stream.peek()
         if character == "{" and self.name:
-            self._stream.begin_call(self.name)
             self._has_begun = True
-            is_whole = yield from self._stream.value(self._stream.argue)
-            if is_whole:
-                self._stream.end_call()
-            return is_whole
+            return (yield from self._stream.json_call(self.name))
         text = yield from self._read_whole(character)
         if text is None:
             return False
@@ -261,12 +256,8 @@ class NamedCalls:
     separator: str = ""
     closes: tuple[str, ...] = ()
     control_texts: tuple[str, ...] = ()
-    bare_openings: tuple[str, ...] = ()
-
-    @property
-    def writes_bare(self) -> bool:
-        """Whether the grammar allows calls without an opening: never."""
-        return False
+    bare_openings: tuple[str, ...] = field(default=(), init=False)
+    writes_bare: bool = field(default=False, init=False)
 
     @property
     def repeats(self) -> bool:
@@ -275,8 +266,7 @@ class NamedCalls:
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
-        calls = stream.calls(self.call_opening, lambda: self._read_call(stream))
-        if not (yield from calls):
+        if not (yield from stream.calls(self.call_opening, lambda: self._read_call(stream))):
             return False
         yield from stream.drop_marks(self.closes)
         return True
@@ -286,13 +276,8 @@ class NamedCalls:
         match = self.name_pattern.fullmatch(head) if head is not None else None
         if match is None or not stream.is_known(match[1]):
             return False
-        yield from stream.skip_space()
-        if (yield from stream.peek()) != "{":
+        if not (yield from stream.json_call(match[1])):
             return False
-        stream.begin_call(match[1])
-        if not (yield from stream.value(stream.argue)):
-            return False
-        stream.end_call()
         yield from stream.drop_marks(self.ends)
         return True
 

@@ -408,6 +408,19 @@ class CallStream(TextReader):
         self._held_from = self._position
         self._is_call_open = False
 
+    def json_call(self, name: str) -> Steps[bool]:
+        """Read the arguments of a call of the tool ``name``, a JSON object; return whether it is
+        well-formed.
+        """
+        yield from self.skip_space()
+        if (yield from self.peek()) != "{":
+            return False
+        self.begin_call(name)
+        if not (yield from self.value(self.argue)):
+            return False
+        self.end_call()
+        return True
+
     def calls(self, opening: str, read_call: Callable[[], Steps[bool]]) -> Steps[bool]:
         """Read one or more calls, each after ``opening``; without an opening, read one call.
 

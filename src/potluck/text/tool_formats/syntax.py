@@ -116,13 +116,6 @@ def either(expressions: Iterable[str]) -> str:
     return "(" + " | ".join(f"({each})" for each in expressions) + ")"
 
 
-def spaced(space: str, expression: str) -> str:
-    """Return ``expression``, preceded by optional white space if the format writes ``space`` before
-    it.
-    """
-    return f"{SPACE} {expression}" if space else expression
-
-
 def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:
     """Return the expression of one ``expression``, or of one or more if ``is_parallel``."""
     if not is_parallel:

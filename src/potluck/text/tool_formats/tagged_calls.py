@@ -19,7 +19,7 @@ from potluck.text.tool_formats.schemas import (
     types_of,
 )
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either, repeated, spaced
+from potluck.text.tool_formats.syntax import SPACE, CallableTool, LarkSource, either, repeated
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s<>]*")
@@ -33,8 +33,9 @@ class TaggedCalls:
     ``parameter_close``, with optional ``value_space`` on either side of the value. With
     ``text_key_end`` and ``json_key_end``, the end of the key determines how the value is written;
     otherwise the tool's schema does. Without ``name_end``, the name ends at white space or a tag. A
-    section is ``openings``, calls, and ``closes``; without ``closes``, each call is a section. If a
-    ``before_...`` attribute contains white space, the grammar allows white space before the part.
+    section is ``openings``, calls, and ``closes``; without ``closes``, each call is a section. The
+    grammar allows white space before parameters and the end of a call, and before calls and the end
+    of a section if they are ``is_spaced``.
     """
 
     name: str
@@ -49,17 +50,11 @@ class TaggedCalls:
     text_key_end: str = ""
     json_key_end: str = ""
     value_space: str = ""
-    before_call: str = ""
-    before_parameter: str = ""
-    before_close: str = ""
+    is_spaced: bool = True
     is_section: bool = True
     control_texts: tuple[str, ...] = ()
     bare_openings: tuple[str, ...] = field(default=(), init=False)
-
-    @property
-    def writes_bare(self) -> bool:
-        """Whether the grammar allows calls without an opening: never."""
-        return False
+    writes_bare: bool = field(default=False, init=False)
 
     @property
     def repeats(self) -> bool:
@@ -157,20 +152,21 @@ class TaggedCalls:
             call = repeated(call, is_parallel=is_parallel)
         if not self.closes:
             return call
-        return f"{call} {spaced(self.before_close, lark.text(self.closes[0]))}"
+        return f"{call} {self._spaced(lark.text(self.closes[0]))}"
+
+    def _spaced(self, expression: str) -> str:
+        return f"{SPACE} {expression}" if self.is_spaced else expression
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
-        head = f"{self.call_opening}{tool.name}{self.name_end}"
-        close = spaced(self.before_parameter, lark.text(self.call_close))
-        return f"{spaced(self.before_call, lark.text(head))} {self._parameters(lark, tool)} {close}"
+        head = self._spaced(lark.text(f"{self.call_opening}{tool.name}{self.name_end}"))
+        return f"{head} {self._parameters(lark, tool)} {SPACE} {lark.text(self.call_close)}"
 
     def _parameters(self, lark: LarkSource, tool: CallableTool) -> str:
         if tool.is_free:
             any_text = lark.until(self.parameter_close)
             key = lark.terminal(r"/[^<>\"=\s]{1,100}/")
             key_end = either(lark.text(each) for each in self.key_ends)
-            opening = spaced(self.before_parameter, lark.text(self.parameter_opening))
-            return f"({opening} {key} {key_end} {any_text})*"
+            return f"({SPACE} {lark.text(self.parameter_opening)} {key} {key_end} {any_text})*"
         schema = tool.schema
         pieces = []
         for key, value, is_required in members_of(schema, f"the arguments of {tool.name}"):
@@ -185,7 +181,7 @@ class TaggedCalls:
         close = self.value_space + self.parameter_close
 
         def opening(*, is_text: bool) -> str:
-            head = spaced(self.before_parameter, lark.text(f"{self.parameter_opening}{key}"))
+            head = f"{SPACE} {lark.text(f'{self.parameter_opening}{key}')}"
             own = self.text_key_end if is_text else self.json_key_end
             ends = either(lark.text(each) for each in ((own,) if own else self.key_ends))
             return f"{head} {ends} {lark.text(self.value_space) if self.value_space else ''}"

@@ -14,7 +14,7 @@ from potluck.api.dialects.ollama.bodies import parse_chat, parse_generate
 from potluck.api.dialects.ollama.requests import chat_request, generate_request
 from potluck.api.errors import ApiError
 from potluck.api.requests import ChatRequest, CompletionRequest
-from potluck.text.template_gaps import with_answered_calls
+from potluck.text.template_gaps import fill_gaps
 from potluck.types.gateway import ServedModel
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import ChatEnding, ChatMessage, Tool, ToolCall
@@ -22,6 +22,8 @@ from potluck.types.text import ChatEnding, ChatMessage, Tool, ToolCall
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FIND = {"type": "function", "function": {"name": "find", "parameters": SCHEMA}}
 USER = {"role": "user", "content": "hi"}
+WITH_CALLS = "{{ tools }}{{ messages[0].tool_calls }}"
+"""A template that gets calls and results as they are."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +147,7 @@ def test_results_of_tools_answer_the_calls_in_their_order(model: ServedModel) ->
     ]
     ids = [each.call_id for each in made.tool_calls]
     assert len(set(ids)) == 3
-    results = with_answered_calls(read.messages)[2:]
+    results = fill_gaps(read.messages, (), source=WITH_CALLS, special_tokens={})[2:]
     assert [each.tool_call_id for each in results] == [ids[1], ids[0], ids[2], ""]
     assert [each.name for each in read.messages[2:]] == ["clock", "find", None, None]
 
@@ -163,7 +165,7 @@ def test_ids_are_kept_where_clients_send_them(model: ServedModel) -> None:
         ],
     )
     assert read.messages[0].tool_calls[0] == ToolCall(call_id="c1", name="a", arguments="{}")
-    results = with_answered_calls(read.messages)[1:]
+    results = fill_gaps(read.messages, (), source=WITH_CALLS, special_tokens={})[1:]
     assert [each.tool_call_id for each in results] == ["c2", "c1"]
 
 

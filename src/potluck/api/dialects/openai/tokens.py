@@ -20,7 +20,7 @@ from potluck.api.errors import invalid
 from potluck.api.jobs import chat_prompt, require_known_tokens
 from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
-from potluck.text.detokenize import StreamingDetokenizer
+from potluck.text.detokenize import StreamingDetokenizer, token_text
 from potluck.types.gateway import ServedModel
 from potluck.types.text import Tokenizer
 
@@ -75,7 +75,7 @@ def _tokenized(body: TokenizeBody, model: ServedModel) -> Json:
     tokens = _chat_tokens(body, model) if is_chat else _text_tokens(body, model)
     answer: Json = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
     if body.return_token_strs:
-        answer["token_strs"] = [_text_of(model.tokenizer, token) for token in tokens]
+        answer["token_strs"] = [token_text(model.tokenizer, token) for token in tokens]
     if body.with_pieces:
         answer["tokens"] = [
             {"id": token, "piece": _piece(model.tokenizer, token)} for token in tokens
@@ -118,10 +118,6 @@ def _detokenized(body: DetokenizeBody, model: ServedModel) -> Json:
     detokenizer = StreamingDetokenizer(tokenizer, starts_text=True, visible=texts)
     text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
     return {"prompt": text, "content": text}
-
-
-def _text_of(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.control_text(token) or tokenizer.token_bytes(token).decode(errors="replace")
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
