@@ -224,7 +224,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, kw_only=True):
 class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment as every agent knows it. The record with the highest (epoch, revision) counts.
 
-    ``model_id`` is what clients call it, ``created`` seconds since 1970. ``holders`` are the nodes
+    ``model_id`` is what clients call it, ``created`` seconds since 1970. ``voters`` are the nodes
     that knew of the deployment when its epoch was claimed; with ``has_quorum`` enough of them
     agreed to it (see ``Claim``), and without it, any record that has one takes precedence.
     """
@@ -237,7 +237,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: DeploymentSpec
     facts: ModelFacts
     status: DeploymentStatus
-    holders: tuple[NodeId, ...] = ()
+    voters: tuple[NodeId, ...] = ()
     has_quorum: bool = True
 
     @property

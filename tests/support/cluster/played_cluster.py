@@ -197,7 +197,7 @@ class PlayedDeployment:
             epoch=result.epoch,
             revision=0,
             has_quorum=result.has_quorum,
-            holders=result.holders,
+            voters=result.voters,
         )
         self._say(state=DeploymentState.READY, successor=None)
         self._ready.set()
@@ -343,11 +343,11 @@ class PlayedCluster:
         """Have everybody know of a deployment that ``coordinator`` serves."""
         await asyncio.sleep(0.001)  # until all see each other
         node = self[coordinator]
-        holders = tuple(sorted(self.nodes))
+        voters = tuple(sorted(self.nodes))
         first = changed(
             record,
             epoch=Epoch(number=0, coordinator=node.node_id),
-            holders=holders,
+            voters=voters,
             state=DeploymentState.LOADING,
         )
         deployment = PlayedDeployment(node, first, node.coordination.records.publish)

@@ -55,7 +55,7 @@ TURN_SECONDS = 1.0
 
 AT_WORK_SECONDS = 20.0
 """The wait for a candidate that says that it is taking over: longer than a side without most of the
-holders waits (``machine.MINORITY_SECONDS``), or nobody would wait for it there."""
+voters waits (``machine.MINORITY_SECONDS``), or nobody would wait for it there."""
 
 
 class Decision(enum.Enum):

@@ -21,7 +21,7 @@ class MakePlan:
 class Claim:
     """Claim an epoch above ``above`` for the plan; answered by ``Claimed`` or ``ClaimRefused``.
 
-    ``may_be_alone``: even without a majority of the holders.
+    ``may_be_alone``: even without a majority of the voters.
     """
 
     attempt: int

@@ -223,7 +223,7 @@ class Attempt:
             self.record = msgspec.structs.replace(
                 record.with_files(own_files=planned.own_files, transfers=()),
                 epoch=result.epoch,
-                holders=result.holders,
+                voters=result.voters,
                 has_quorum=result.has_quorum,
             )
         return result
@@ -411,7 +411,7 @@ class Attempt:
             record.with_status(plan=own.status.plan, files=own.status.files, successor=successor),
             epoch=own.epoch,
             revision=record.revision if is_same else 0,
-            holders=record.holders if is_same else own.holders,
+            voters=record.voters if is_same else own.voters,
             has_quorum=own.has_quorum,
         )
 

@@ -1,7 +1,7 @@
 """Claim an epoch: the nodes that know of a deployment are asked to agree to it.
 
 In a network partition, the smaller side must not outrun the larger one. A coordinator therefore
-claims an epoch only when it has a plan, and gets it only if enough of the deployment's holders
+claims an epoch only when it has a plan, and gets it only if enough of the deployment's voters
 promise it that epoch. How a node decides is described in ``calls.Claim``.
 """
 
@@ -26,13 +26,13 @@ _MORE_SECONDS = 0.1
 class Grant:
     """A successful claim.
 
-    ``holders`` are the reachable nodes, which are all told of the epoch. Without a quorum they
+    ``voters`` are the reachable nodes, which are all told of the epoch. Without a quorum they
     remain those of the last epoch that had one: a minority that continues alone must not outvote
     the others later.
     """
 
     epoch: Epoch
-    holders: tuple[NodeId, ...]
+    voters: tuple[NodeId, ...]
     has_quorum: bool
 
 
@@ -53,7 +53,7 @@ class Refusal:
 def is_quorum(
     record: DeploymentRecord, granted: Collection[NodeId], *, is_disputed: bool = False
 ) -> bool:
-    """Return whether the nodes that ``granted`` an epoch suffice: half of the record's holders or
+    """Return whether the nodes that ``granted`` an epoch suffice: half of the record's voters or
     more, or every node that has a stage.
 
     Exactly half suffices because in a cluster of two nodes either can be lost. If both halves
@@ -61,11 +61,11 @@ def is_quorum(
     claim ``is_disputed``, which means that nodes of the other half are reachable. The stages of a
     record without a quorum are those of a minority that continues alone, and do not give it one.
     """
-    num_granted = sum(holder in granted for holder in record.holders)
+    num_granted = sum(voter in granted for voter in record.voters)
     nodes = {stage.node_id for stage in record.stages} if record.has_quorum else set()
     return (
-        2 * num_granted > len(record.holders)
-        or (2 * num_granted == len(record.holders) and not is_disputed)
+        2 * num_granted > len(record.voters)
+        or (2 * num_granted == len(record.voters) and not is_disputed)
         or (bool(nodes) and nodes <= set(granted))
     )
 
@@ -119,8 +119,8 @@ async def claim(
     is_enough = is_quorum(record, granted, is_disputed=bool(refusals))
     if granted.issuperset({own, *required}) and (is_enough or (may_be_alone and not refusals)):
         there = tuple(sorted(membership.nodes() | granted))
-        holders = there if is_enough else record.holders
-        return Grant(epoch=epoch, holders=holders, has_quorum=is_enough)
+        voters = there if is_enough else record.voters
+        return Grant(epoch=epoch, voters=voters, has_quorum=is_enough)
     if refusals:
         seen = [answer.highest for answer in refusals if answer.highest is not None]
         records = [answer.record for answer in refusals if answer.record is not None]
@@ -134,9 +134,9 @@ async def claim(
     if missing and is_enough:
         reason = f"node {missing[0]} does not answer"
         return Refusal(reason=reason, is_alone=False)
-    num_reached = sum(holder in granted for holder in record.holders)
+    num_reached = sum(voter in granted for voter in record.voters)
     return Refusal(
-        reason=f"only {num_reached} of the {len(record.holders)} nodes that knew of the deployment"
+        reason=f"only {num_reached} of the {len(record.voters)} nodes that knew of the deployment"
         " are reachable",
         is_alone=True,
     )

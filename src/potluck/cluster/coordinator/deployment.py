@@ -25,7 +25,7 @@ from potluck.cluster.coordinator.metrics import (
     stage_stats,
     with_stages,
 )
-from potluck.cluster.coordinator.published_record import Holders, Publish, PublishedRecord
+from potluck.cluster.coordinator.published_record import Publish, PublishedRecord, Voters
 from potluck.cluster.coordinator.rebalancing import Rebalancing
 from potluck.cluster.coordinator.releasing import stop_everything
 from potluck.cluster.coordinator.request_queue import RequestQueue
@@ -104,7 +104,7 @@ class Deployment:
             publish=publish,
             clock=clock,
         )
-        self._holders = Holders(self._membership, self._published)
+        self._voters = Voters(self._membership, self._published)
         self._requests = RequestQueue(
             record.model_id,
             profile.config.vocab_size,
@@ -204,7 +204,7 @@ class Deployment:
     async def _end(self) -> None:
         self._epochs.end()
         self._rebalancing.close()
-        self._holders.close()
+        self._voters.close()
         await self._epochs.finish()
 
     def rename(self, model_id: str) -> None:
@@ -239,13 +239,13 @@ class Deployment:
         """Handle a node that has left."""
         self._epochs.node_left(node_id)
         if not self._epochs.is_over:
-            self._holders.node_left(node_id)
+            self._voters.node_left(node_id)
 
     def node_joined(self, node_id: NodeId) -> None:
         """Handle a node that has joined: there may be room for the model, spares, or a better
         plan.
         """
-        self._holders.node_joined()
+        self._voters.node_joined()
         self._rebalancing.node_joined(node_id)
         self._epochs.node_joined()
         self._upkeep.node_joined()

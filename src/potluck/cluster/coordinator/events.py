@@ -40,7 +40,7 @@ class Claimed:
 class ClaimRefused:
     """The claim was refused.
 
-    ``is_alone``: too few of the deployment's holders are reachable. Otherwise one of them has seen
+    ``is_alone``: too few of the deployment's voters are reachable. Otherwise one of them has seen
     or promised a higher epoch, and ``highest`` is the highest.
     """
 

@@ -36,7 +36,7 @@ join: two nodes may be connected again, or memory may be freed. Requests wait fo
 """
 
 MINORITY_SECONDS = 15.0
-"""How long a side without a majority of the deployment's holders waits for them to come back.
+"""How long a side without a majority of the deployment's voters waits for them to come back.
 
 After a suspension, or when a cable is plugged in again, links are restored within two seconds."""
 
@@ -81,7 +81,7 @@ class State:
     first time; the deploy call waits for that. ``planned`` are the nodes of the attempt's plan,
     which ``needs_room`` if stages have to be released before it can be loaded. ``leaving`` are
     nodes to plan without. ``num_failures`` counts consecutive failures to load or to serve, and
-    ``num_unmet`` those to plan or to connect. ``alone_since`` is when most holders first became
+    ``num_unmet`` those to plan or to connect. ``alone_since`` is when most voters first became
     unreachable. ``is_outdated``: a node has joined since the attempt began. ``is_move``: the
     attempt in progress moves a running deployment to a better plan.
     """

@@ -1,4 +1,4 @@
-"""The record of a deployment, and its holders, as published by the coordinator."""
+"""The record of a deployment, and its voters, as published by the coordinator."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class PublishedRecord:
         """Publish another name for clients."""
         self._change(lambda record: replace(record, model_id=model_id))
 
-    def count_holders(self, holders: Iterable[NodeId]) -> None:
+    def count_voters(self, voters: Iterable[NodeId]) -> None:
         """Publish who knows of the deployment."""
-        self._change(lambda record: replace(record, holders=tuple(holders)))
+        self._change(lambda record: replace(record, voters=tuple(voters)))
 
     def _change(
         self, change: Callable[[DeploymentRecord], DeploymentRecord], *, is_progress: bool = False
@@ -166,8 +166,8 @@ class PublishedRecord:
         return max(1, math.ceil(self._record.status.ready_in_seconds or _RETRY_AFTER_SECONDS))
 
 
-class Holders:
-    """Keeps ``DeploymentRecord.holders`` up to date: the nodes whose agreement an epoch needs.
+class Voters:
+    """Keeps ``DeploymentRecord.voters`` up to date: the nodes whose agreement an epoch needs.
 
     For use in the agent's loop.
     """
@@ -178,38 +178,38 @@ class Holders:
         self._settling: asyncio.TimerHandle | None = None
 
     def node_joined(self) -> None:
-        """Count a node that has joined as a holder.
+        """Count a node that has joined as a voter.
 
         Otherwise the few nodes that first knew of the deployment could outvote all that joined
         later.
         """
         record = self._published.record
-        there = self._membership.nodes() | {*record.holders, self._membership.node_id}
-        is_new = bool(record.holders) and there != {*record.holders}
+        there = self._membership.nodes() | {*record.voters, self._membership.node_id}
+        is_new = bool(record.voters) and there != {*record.voters}
         if self._published.is_own and record.has_quorum and is_new:
-            self._published.count_holders(sorted(there))
+            self._published.count_voters(sorted(there))
 
     def node_left(self, node_id: NodeId) -> None:
-        """Stop counting a node that has left, once it is clear that most holders are still
+        """Stop counting a node that has left, once it is clear that most voters are still
         reachable.
 
         Otherwise nodes that joined and left again could outvote all that are present. A partitioned
         node sees the others leave one by one, and must not mistake the first for the only one.
         """
-        if node_id in self._published.record.holders:
+        if node_id in self._published.record.voters:
             self.close()
             loop = asyncio.get_running_loop()
             self._settling = loop.call_later(SETTLED_SECONDS, self._forget)
 
     def close(self) -> None:
-        """Stop removing holders. Idempotent."""
+        """Stop removing voters. Idempotent."""
         if self._settling is not None:
             self._settling.cancel()
 
     def _forget(self) -> None:
         record = self._published.record
         there = self._membership.nodes() | {self._membership.node_id}
-        left = [holder for holder in record.holders if holder in there]
-        are_most = len(left) < len(record.holders) < 2 * len(left)
+        left = [voter for voter in record.voters if voter in there]
+        are_most = len(left) < len(record.voters) < 2 * len(left)
         if self._published.is_own and record.has_quorum and are_most:
-            self._published.count_holders(left)
+            self._published.count_voters(left)

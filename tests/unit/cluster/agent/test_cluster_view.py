@@ -429,6 +429,6 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
 def test_a_node_without_the_coordinator_knows_whether_it_is_cut_off(
     alive: set[NodeId], state: DeploymentState, reason: str
 ) -> None:
-    seen = as_seen(record(holders=(A, B, C)), alive)
+    seen = as_seen(record(voters=(A, B, C)), alive)
     assert seen.status.state is state
     assert reason in seen.status.reason

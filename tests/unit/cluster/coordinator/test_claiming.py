@@ -19,8 +19,8 @@ D, E = NodeId("d" * 16), NodeId("e" * 16)
 GRANTED = ClaimAnswer(is_granted=True)
 
 
-def record(*holders: NodeId, stages: tuple[NodeId, ...] = (), **changes: Any) -> DeploymentRecord:
-    return changed(a_record(3, A), holders=holders, stages=tuple(map(stage_on, stages)), **changes)
+def record(*voters: NodeId, stages: tuple[NodeId, ...] = (), **changes: Any) -> DeploymentRecord:
+    return changed(a_record(3, A), voters=voters, stages=tuple(map(stage_on, stages)), **changes)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def record(*holders: NodeId, stages: tuple[NodeId, ...] = (), **changes: Any) ->
         (record(A, B, C), {A, B}, True),
         (record(A, B, C, D), {A, B}, True),
         (record(A, B, C, D, E), {A, B}, False),
-        (record(A, B, C), {A, D, E}, False),  # only holders count
+        (record(A, B, C), {A, D, E}, False),  # only voters count
         (record(A, B, C, D, E, stages=(A, B)), {A, B}, True),
         (record(A, B, C, D, E, stages=(A, C)), {A, B}, False),
         (record(A, B, C, D, E, stages=(A, B), has_quorum=False), {A, B}, False),
@@ -79,7 +79,7 @@ def test_everybody_in_reach_holds_the_deployment_then() -> None:
     nodes = Nodes(a=GRANTED, b=GRANTED, c=None, d=GRANTED)
     grant = nodes.claim(record(A, B), A)
     assert grant == Grant(
-        epoch=Epoch(number=4, coordinator=A), holders=(A, B, C, D), has_quorum=True
+        epoch=Epoch(number=4, coordinator=A), voters=(A, B, C, D), has_quorum=True
     )
 
 
@@ -92,8 +92,8 @@ def test_a_side_that_goes_on_alone_does_not_outvote_the_others_later() -> None:
     grant = nodes.claim(known, A, may_be_alone=True)
     assert isinstance(grant, Grant)
     assert not grant.has_quorum
-    assert grant.holders == (A, B, C)
-    alone = record(*grant.holders, stages=(A,), has_quorum=False)
+    assert grant.voters == (A, B, C)
+    alone = record(*grant.voters, stages=(A,), has_quorum=False)
     again = nodes.claim(alone, A, may_be_alone=True)
     assert isinstance(again, Grant)
     assert not again.has_quorum

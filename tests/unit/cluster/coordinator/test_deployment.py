@@ -968,21 +968,21 @@ def test_a_node_that_joins_is_asked_for_the_next_epoch(monkeypatch: pytest.Monke
     async def run() -> None:
         cluster = Cluster(monkeypatch)
         await cluster.deployment.start()
-        assert cluster.deployment.record.holders == (A, B)
+        assert cluster.deployment.record.voters == (A, B)
         newcomer = NodeId("c" * 16)
         cluster.membership.others.add(newcomer)
         cluster.deployment.node_joined(B)
-        assert cluster.published_records[-1].holders == (A, B, newcomer)
+        assert cluster.published_records[-1].voters == (A, B, newcomer)
         cluster.membership.others.discard(newcomer)
         cluster.deployment.name_successor(B)
-        assert cluster.published_records[-1].holders == (A, B, newcomer), "it may only be cut off"
+        assert cluster.published_records[-1].voters == (A, B, newcomer), "it may only be cut off"
         assert cluster.published_records[-1].status.successor == B
         await cluster.deployment.close()
 
     run_in_virtual_time(run())
 
 
-def test_holders_that_left_count_no_longer_while_most_are_there(
+def test_voters_that_left_count_no_longer_while_most_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node that is cut off sees the others leave one by one, and keeps to the old count."""
@@ -993,18 +993,18 @@ def test_holders_that_left_count_no_longer_while_most_are_there(
         cluster = Cluster(monkeypatch)
         cluster.membership.others |= guests
         await cluster.deployment.start()
-        assert len(cluster.deployment.record.holders) == 5
+        assert len(cluster.deployment.record.voters) == 5
         for guest in sorted(guests)[:2]:
             cluster.membership.others.discard(guest)
             cluster.deployment.node_left(guest)
-        assert len(cluster.deployment.record.holders) == 5
+        assert len(cluster.deployment.record.voters) == 5
         await asyncio.sleep(0.1)
-        assert cluster.published_records[-1].holders == (sorted(guests)[2], A, B)
+        assert cluster.published_records[-1].voters == (sorted(guests)[2], A, B)
         for other in (*guests, B):
             cluster.membership.others.discard(other)
         cluster.deployment.node_left(sorted(guests)[2])
         await asyncio.sleep(0.1)
-        assert len(cluster.deployment.record.holders) == 3
+        assert len(cluster.deployment.record.voters) == 3
         await cluster.deployment.close()
 
     run_in_virtual_time(run())

@@ -230,7 +230,7 @@ def test_a_first_deployment_that_fails_is_over() -> None:
     assert MakePlan in kinds(again)
 
 
-def test_a_side_without_most_holders_waits_before_it_goes_on_alone() -> None:
+def test_a_side_without_most_voters_waits_before_it_goes_on_alone() -> None:
     state = State(epoch=epoch(1), attempt=1, phase=Phase.CLAIMING)
     refused = ClaimRefused(attempt=1, reason="alone", is_alone=True)
     following = after(state, refused, now=100.0)
