@@ -226,9 +226,11 @@ void MoeRunner::choose(const op::Moe<int>& o, const float* logits, int64_t token
     total = kernels_.exp_sum(logits, o.num_experts, max, scores);
   }
   float* preferences = scratch_.preferences + token * o.num_experts;
-  if (o.correction || o.score == op::ExpertScore::Sigmoid) {
+  if (o.e_score_correction_bias || o.score == op::ExpertScore::Sigmoid) {
     for (int64_t e = 0; e < o.num_experts; ++e) preferences[e] = scores[e] / total;
-    if (o.correction) kernels_.add(preferences, weights_.vector(*o.correction), o.num_experts);
+    if (o.e_score_correction_bias) {
+      kernels_.add(preferences, weights_.vector(*o.e_score_correction_bias), o.num_experts);
+    }
   } else {
     std::copy_n(logits, o.num_experts, preferences);
   }

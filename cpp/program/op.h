@@ -512,7 +512,7 @@ struct Moe {
   bool norm_topk_prob{};
   Activation activation = Activation::Silu;
   ExpertScore score = ExpertScore::Softmax;
-  std::optional<Ref> correction{};
+  std::optional<Ref> e_score_correction_bias{};
   int64_t num_groups = 1;
   int64_t num_groups_used = 1;
   float share_scale = 1.0f;
@@ -537,7 +537,7 @@ struct Moe {
     visit("norm_topk_prob", norm_topk_prob);
     visit("activation", activation);
     visit("score", score);
-    visit("correction", correction);
+    visit("e_score_correction_bias", e_score_correction_bias);
     visit("num_groups", num_groups);
     visit("num_groups_used", num_groups_used);
     visit("share_scale", share_scale);

@@ -529,7 +529,7 @@ class Resolver {
     r.gate_bias = weight(o.gate_bias, {o.num_experts, own});
     r.up_bias = weight(o.up_bias, {o.num_experts, own});
     r.down_bias = weight(o.down_bias, {o.num_experts, rows});
-    r.correction = weight(o.correction, {o.num_experts});
+    r.e_score_correction_bias = weight(o.e_score_correction_bias, {o.num_experts});
     r.expert_scale = weight(o.expert_scale, {o.num_experts});
     r.x = read(o.x);
     r.logits = read(o.logits);

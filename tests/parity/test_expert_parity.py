@@ -132,7 +132,7 @@ CASES: tuple[Case, ...] = (
             "partial rope": in_ropes(rotary_dim=24),
             "scale of shares": in_experts(share_scale=1.0),
             "score": in_experts(score=ExpertScore.SOFTMAX),
-            "correction": in_experts(has_correction=False),
+            "correction": in_experts(has_score_correction_bias=False),
         },
     ),
     Case(
@@ -195,7 +195,7 @@ CASES: tuple[Case, ...] = (
         settings=MINIMAX,
         forgotten={
             "partial rope": in_ropes(rotary_dim=24),
-            "correction": in_experts(has_correction=False),
+            "correction": in_experts(has_score_correction_bias=False),
         },
     ),
     Case(
@@ -235,7 +235,7 @@ CASES: tuple[Case, ...] = (
         name="ernie-4.5",
         family="ernie4_5_moe",
         settings=ERNIE,
-        forgotten={"correction": in_experts(has_correction=False)},
+        forgotten={"correction": in_experts(has_score_correction_bias=False)},
     ),
     Case(
         name="ernie-4.5-some-layers-tied",

@@ -116,8 +116,8 @@ CASES: tuple[Case, ...] = (
         family="lfm2_moe",
         settings=LFM2_MOE,
         forgotten={
-            "correction": in_experts(has_correction=False),
-            "score": in_experts(score=ExpertScore.SOFTMAX, has_correction=False),
+            "correction": in_experts(has_score_correction_bias=False),
+            "score": in_experts(score=ExpertScore.SOFTMAX, has_score_correction_bias=False),
             "shares": in_experts(norm_topk_prob=False),
         },
     ),

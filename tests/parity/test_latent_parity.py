@@ -107,7 +107,7 @@ CASES: tuple[Case, ...] = (
             "pairs": in_latent(is_interleaved=False),
             "scale of shares": in_experts(share_scale=1.0),
             "score": in_experts(score=ExpertScore.SOFTMAX),
-            "correction": in_experts(has_correction=False),
+            "correction": in_experts(has_score_correction_bias=False),
             "groups": in_experts(num_groups=1, num_groups_used=1),
             "rope scaling": in_ropes(factor=1.0),
         },
@@ -170,7 +170,7 @@ CASES: tuple[Case, ...] = (
         forgotten={
             "pairs": in_latent(is_interleaved=False),
             "scale of shares": in_experts(share_scale=1.0),
-            "correction": in_experts(has_correction=False),
+            "correction": in_experts(has_score_correction_bias=False),
         },
     ),
     Case(

@@ -76,7 +76,7 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     num_shared = fields.count("moe_num_shared_experts", MAX_EXPERTS, 2, minimum=0)
     experts = dataclasses.replace(
         experts,
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=MlpConfig(width=num_shared * experts.width) if num_shared else None,
     )
     interval = fields.count("moe_layer_interval", MAX_LAYERS, 1)

@@ -154,7 +154,9 @@ def _add_moe(builder: Builder, layer: int, experts: ExpertsConfig, x: str, out: 
             norm_topk_prob=experts.norm_topk_prob,
             activation=experts.activation,
             score=experts.score,
-            correction=per_expert("mlp.correction", is_there=experts.has_correction),
+            e_score_correction_bias=per_expert(
+                "mlp.correction", is_there=experts.has_score_correction_bias
+            ),
             num_groups=experts.num_groups,
             num_groups_used=experts.num_groups_used,
             share_scale=experts.share_scale,

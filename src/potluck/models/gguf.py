@@ -349,7 +349,7 @@ def read_experts_of_layers(
         shared = _SHARED_UP.format(layer)
         return dataclasses.replace(
             experts,
-            has_correction=_CORRECTION.format(layer) in names,
+            has_score_correction_bias=_CORRECTION.format(layer) in names,
             shared=(
                 MlpConfig(width=source.info(shared).num_rows, activation=activation)
                 if shared in names

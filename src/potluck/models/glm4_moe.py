@@ -77,7 +77,7 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
         experts,
         score=ExpertScore.SIGMOID,
         share_scale=fields.positive("routed_scaling_factor", 1.0),
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=MlpConfig(width=num_shared * experts.width),
     )
     experts = with_groups(fields, experts, count_key="n_group", used_key="topk_group")

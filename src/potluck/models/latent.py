@@ -121,7 +121,7 @@ def read_experts_of_layers(
         experts,
         score=score,
         share_scale=fields.positive("routed_scaling_factor"),
-        has_correction=is_sigmoid,
+        has_score_correction_bias=is_sigmoid,
         shared=MlpConfig(width=fields.count("n_shared_experts", MAX_EXPERTS) * experts.width),
     )
     if is_sigmoid:

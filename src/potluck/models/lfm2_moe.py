@@ -56,7 +56,7 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
         experts,
         score=ExpertScore.SIGMOID,
         share_scale=fields.positive("routed_scaling_factor", 1.0),
-        has_correction=fields.flag("use_expert_bias", default=True),
+        has_score_correction_bias=fields.flag("use_expert_bias", default=True),
     )
     num_dense = fields.count("num_dense_layers", MAX_LAYERS, minimum=0)
     return tuple(None if layer < num_dense else experts for layer in range(num_layers))

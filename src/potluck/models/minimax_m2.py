@@ -51,7 +51,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = dataclasses.replace(
         hugging_face.read_experts(fields, norm_topk_prob=True, num_layers=num_layers),
         score=ExpertScore.SIGMOID,
-        has_correction=True,
+        has_score_correction_bias=True,
     )
     head_dim = fields.count("head_dim", MAX_WIDTH)
     rotary_dim = fields.count("rotary_dim", head_dim, head_dim)

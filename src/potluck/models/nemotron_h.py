@@ -178,7 +178,7 @@ def _experts(fields: Fields, num_layers: int, *, has_bias: bool) -> ExpertsConfi
         activation=Activation.RELU_SQUARED,
         score=ExpertScore.SIGMOID,
         share_scale=fields.positive("routed_scaling_factor", 1.0),
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=shared,
     )
     experts = _with_latent(fields, experts)

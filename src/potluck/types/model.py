@@ -263,7 +263,7 @@ class ExpertsConfig:
     """A mixture of experts.
 
     ``width`` is the width of one expert's gate and up. The fields from ``norm_topk_prob`` to
-    ``share_scale`` are those of ``potluck.types.program.Moe``, and ``has_correction``,
+    ``share_scale`` are those of ``potluck.types.program.Moe``, and ``has_score_correction_bias``,
     ``has_expert_scale`` and ``has_bias`` say which of its optional tensors exist. ``has_bias`` also
     applies to the router. ``shared`` is an MLP that processes all tokens in addition to the
     experts; with ``has_shared_gate`` it is multiplied by the sigmoid of its own scalar gate. With
@@ -281,7 +281,7 @@ class ExpertsConfig:
     num_groups: int = 1
     num_groups_used: int = 1
     share_scale: float = 1.0
-    has_correction: bool = False
+    has_score_correction_bias: bool = False
     has_expert_scale: bool = False
     has_bias: bool = False
     shared: MlpConfig | None = None

@@ -327,12 +327,12 @@ class Moe:
     """A mixture of experts: each token passes through the gated layers chosen by the router.
 
     ``logits`` is the router's register, ``num_experts`` wide, and ``s[e]`` are the scores that
-    ``score`` computes from it. Experts are chosen by ``c[e]``, which is ``s[e] + correction[e]`` if
-    there is a ``correction`` ``[num_experts]`` or ``score`` is SIGMOID, and ``logits[t][e]``
-    otherwise: the ``num_experts_per_token`` experts with the largest ``c``, with ties broken by the
-    lower index. If ``num_groups`` is above 1, experts are divided into groups of consecutive
-    experts, and only the ``num_groups_used`` groups with the largest sums of their two largest
-    ``c`` are considered (DeepSeek V3).
+    ``score`` computes from it. Experts are chosen by ``c[e]``, which is ``s[e] +
+    e_score_correction_bias[e]`` if there is such a weight ``[num_experts]``, otherwise ``s[e]`` if
+    ``score`` is SIGMOID, and else ``logits[t][e]``: the ``num_experts_per_token`` experts with the
+    largest ``c``, with ties broken by the lower index. If ``num_groups`` is above 1, experts are
+    divided into groups of consecutive experts, and only the ``num_groups_used`` groups with the
+    largest sums of their two largest ``c`` are considered (DeepSeek V3).
 
     Expert ``e`` has the weight ``p[e] = s[e]``; with ``norm_topk_prob`` the weights of the chosen
     experts are divided by their sum. They are multiplied by ``share_scale``, and by
@@ -364,7 +364,7 @@ class Moe:
     norm_topk_prob: bool
     activation: Activation = Activation.SILU
     score: ExpertScore = ExpertScore.SOFTMAX
-    correction: str | None = None
+    e_score_correction_bias: str | None = None
     num_groups: int = 1
     num_groups_used: int = 1
     share_scale: float = 1.0

@@ -284,7 +284,7 @@ class ReferenceEngine:
                         self._weights[op.up],
                         self._weights[op.down],
                         ops.ExpertVectors(
-                            correction=self._vector(op.correction),
+                            e_score_correction_bias=self._vector(op.e_score_correction_bias),
                             expert_scale=self._vector(op.expert_scale),
                             gate_bias=self._vector(op.gate_bias),
                             up_bias=self._vector(op.up_bias),

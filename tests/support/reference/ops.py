@@ -204,8 +204,8 @@ def expert_shares(op: Moe, logits: Floats, vectors: ExpertVectors) -> tuple[Ints
     with np.errstate(invalid="ignore"):  # infinity minus infinity gives the intended NaN
         scores = softmax(logits) if op.score is ExpertScore.SOFTMAX else sigmoid(logits)
     preferences = logits if op.score is ExpertScore.SOFTMAX else scores
-    if vectors.correction is not None:
-        preferences = scores + vectors.correction
+    if vectors.e_score_correction_bias is not None:
+        preferences = scores + vectors.e_score_correction_bias
     chosen = choose_experts(
         preferences, op.num_experts_per_token, op.num_groups, op.num_groups_used
     )
@@ -225,7 +225,7 @@ def expert_shares(op: Moe, logits: Floats, vectors: ExpertVectors) -> tuple[Ints
 class ExpertVectors:
     """The small weights of a ``Moe`` op, if it has them."""
 
-    correction: Floats | None = None
+    e_score_correction_bias: Floats | None = None
     expert_scale: Floats | None = None
     gate_bias: Floats | None = None
     up_bias: Floats | None = None

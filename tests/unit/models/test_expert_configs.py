@@ -116,7 +116,7 @@ def test_glm_4_5() -> None:
         norm_topk_prob=True,
         score=ExpertScore.SIGMOID,
         share_scale=2.5,
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=MlpConfig(width=1408),
     )
     assert config.layers[0].grouped_attention.head_norm is HeadNorm.HEAD
@@ -138,7 +138,7 @@ def test_minimax_m2() -> None:
     assert config.layers[0].grouped_attention.head_norm is HeadNorm.WIDTH
     experts = config.layers[61].experts
     assert experts is not None
-    assert (experts.score, experts.has_correction) == (ExpertScore.SIGMOID, True)
+    assert (experts.score, experts.has_score_correction_bias) == (ExpertScore.SIGMOID, True)
 
 
 def test_granite() -> None:
@@ -157,7 +157,7 @@ def test_ernie() -> None:
         num_experts_per_token=6,
         width=1536,
         norm_topk_prob=True,
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=MlpConfig(width=3072),
     )
     stored = stored_weights(config, weight_specs(config, Shard.whole(28)), FileKind.HUGGING_FACE)
@@ -275,13 +275,17 @@ def test_tensors_say_what_a_gguf_file_has() -> None:
     assert [layer.experts is None for layer in config.layers] == [True, False]
     experts = config.layers[1].experts
     assert experts is not None
-    assert (experts.has_correction, experts.shared, experts.share_scale) == (True, None, 2.5)
+    assert (experts.has_score_correction_bias, experts.shared, experts.share_scale) == (
+        True,
+        None,
+        2.5,
+    )
     assert experts.score is ExpertScore.SIGMOID
 
     config = read_gguf("blk.1.ffn_gate_inp.weight", "blk.1.ffn_up_shexp.weight")
     experts = config.layers[1].experts
     assert experts is not None
-    assert (experts.has_correction, experts.shared) == (False, MlpConfig(width=48))
+    assert (experts.has_score_correction_bias, experts.shared) == (False, MlpConfig(width=48))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_lfm2_with_experts() -> None:
             width=1792,
             norm_topk_prob=True,
             score=ExpertScore.SIGMOID,
-            has_correction=True,
+            has_score_correction_bias=True,
         )
     }
     assert config.layers[0].recurrence == ShortConvConfig(kernel=3)

@@ -93,7 +93,7 @@ def test_deepseek_v3() -> None:
         num_groups=8,
         num_groups_used=4,
         share_scale=2.5,
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=MlpConfig(width=2048),
     )
 
@@ -119,7 +119,7 @@ def test_deepseek_v2_lite() -> None:
     assert config.ropes[0].attention_factor == 1
     experts = config.layers[1].experts
     assert experts is not None
-    assert not experts.has_correction
+    assert not experts.has_score_correction_bias
     assert not experts.norm_topk_prob
     assert experts.shared == MlpConfig(width=2816)
 

@@ -122,7 +122,7 @@ def test_nemotron_3_nano() -> None:
         activation=Activation.RELU_SQUARED,
         score=ExpertScore.SIGMOID,
         share_scale=2.5,
-        has_correction=True,
+        has_score_correction_bias=True,
         shared=MlpConfig(width=3712, activation=Activation.RELU_SQUARED),
     )
     assert config.layers[5].grouped_attention.num_kv_heads == 2

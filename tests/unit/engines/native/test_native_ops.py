@@ -329,14 +329,16 @@ PROGRAMS = {
     "experts": with_experts(MOE),
     "experts sigmoid": with_experts(replace(MOE, score=ExpertScore.SIGMOID)),
     "experts corrected": with_experts(
-        replace(MOE, score=ExpertScore.SIGMOID, correction="correction", share_scale=2.5)
+        replace(
+            MOE, score=ExpertScore.SIGMOID, e_score_correction_bias="correction", share_scale=2.5
+        )
     ),
-    "experts softmax corrected": with_experts(replace(MOE, correction="correction")),
+    "experts softmax corrected": with_experts(replace(MOE, e_score_correction_bias="correction")),
     "experts in groups": with_experts(
         replace(
             MOE,
             score=ExpertScore.SIGMOID,
-            correction="correction",
+            e_score_correction_bias="correction",
             num_groups=4,
             num_groups_used=2,
         )

@@ -349,7 +349,10 @@ BAD: dict[str, tuple[Program, str]] = {
         "num_groups_used must be from 1 to num_groups",
     ),
     "share_scale": (edited(Moe, lambda op: replace(op, share_scale=float("inf"))), "share_scale"),
-    "correction": (edited(Moe, lambda op: replace(op, correction="norm")), r"\[3\] is needed"),
+    "correction": (
+        edited(Moe, lambda op: replace(op, e_score_correction_bias="norm")),
+        r"\[3\] is needed",
+    ),
     "biases": (edited(Moe, lambda op: replace(op, up_bias="wq")), r"\[3, 48\] is needed"),
     "router's width": (
         edited(Moe, lambda op: replace(op, num_experts=2)),
