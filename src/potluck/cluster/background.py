@@ -1,18 +1,19 @@
-"""Background tasks, threads that nothing waits for, and waits with a time limit."""
+"""Background tasks, calls that share an answer, threads that nothing waits for, and waits with a
+time limit.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
 
-_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -66,13 +67,13 @@ class Background:
             _log.error(self._failure, exc_info=error)
 
 
-class SharedCalls(Generic[_K, _T]):
+class SharedCalls(Generic[_T]):
     """Calls of which concurrent ones with the same key share one answer. For use in one loop."""
 
     def __init__(self) -> None:
-        self._running: dict[_K, asyncio.Future[_T]] = {}
+        self._running: dict[Hashable, asyncio.Future[_T]] = {}
 
-    async def call(self, key: _K, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    async def call(self, ask: Callable[[], Coroutine[Any, Any, _T]], key: Hashable = None) -> _T:
         """Return the answer of the call with ``key`` that is in progress, or else of ``ask``.
 
         The call continues if a caller is cancelled.
@@ -83,7 +84,7 @@ class SharedCalls(Generic[_K, _T]):
             running.add_done_callback(partial(self._finished, key))
         return await asyncio.shield(running)
 
-    def _finished(self, key: _K, running: asyncio.Future[_T]) -> None:
+    def _finished(self, key: Hashable, running: asyncio.Future[_T]) -> None:
         del self._running[key]
         if not running.cancelled():
             running.exception()  # the callers get it; there may be none left

@@ -62,7 +62,7 @@ class AgentGateway:
         self._latest = LatestReports(self._ask_report)
         self._metrics: Sequence[ModelMetrics] = ()
         self._expected: dict[DeploymentId, tuple[Epoch, int, float]] = {}
-        self._asking = SharedCalls[None, None]()
+        self._asking = SharedCalls[None]()
 
     def models(self) -> Sequence[ModelStatus]:
         """Return all deployed models, oldest first. None is ready at a node that is leaving."""
@@ -179,7 +179,7 @@ class AgentGateway:
 
         All that wait for the answers share one round of calls.
         """
-        await self._asking.call(None, self._ask_coordinators)
+        await self._asking.call(self._ask_coordinators)
 
     def metrics(self) -> Sequence[ModelMetrics]:
         """Return the metrics as of the last ``refresh``."""

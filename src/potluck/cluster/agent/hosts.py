@@ -40,13 +40,11 @@ class OwnHost:
 
     def __init__(self, hardware: Callable[[], ProbeReport]) -> None:
         self._hardware = hardware
-        self._calls = SharedCalls[None, bytes]()
+        self._calls = SharedCalls[bytes]()
 
     async def description(self) -> bytes:
         """Return the document. Raises ``CallError`` if the machine cannot be described."""
-        return await self._calls.call(
-            None, lambda: asyncio.to_thread(_description, self._hardware())
-        )
+        return await self._calls.call(lambda: asyncio.to_thread(_description, self._hardware()))
 
 
 def _description(hardware: ProbeReport) -> bytes:

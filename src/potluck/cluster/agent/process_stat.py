@@ -12,6 +12,7 @@ _PROC = Path("/proc")
 _STOPPED = "Tt"
 """The states of a process stopped by a signal such as SIGSTOP, and by a debugger."""
 _ENDED = "ZX"
+"""The states of a process that has exited: not yet waited for, or being removed."""
 
 _FIRST_FIELD = 3
 """The number of the first field after the name, which may contain anything, including spaces and

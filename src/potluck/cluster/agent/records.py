@@ -356,14 +356,14 @@ class CoordinatorViews:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._calls = SharedCalls[tuple[DeploymentId, Epoch], Mapping[NodeId, CoordinatorView]]()
+        self._calls = SharedCalls[Mapping[NodeId, CoordinatorView]]()
 
     async def ask(self, record: DeploymentRecord) -> Mapping[NodeId, CoordinatorView]:
         """Return the answers given within a second, by node."""
         request = AskCoordinatorView(deployment=record.deployment, known=record.epoch)
         return await self._calls.call(
-            (record.deployment, record.epoch),
             lambda: COORDINATOR_VIEW.call_all(
                 self._membership, dict.fromkeys(sorted(self._membership.nodes()), request)
             ),
+            (record.deployment, record.epoch),
         )

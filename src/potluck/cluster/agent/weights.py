@@ -111,7 +111,7 @@ class NodeWeights:
         self._link_speeds = link_speeds
         self.cannot = cannot
         self.transfers: dict[str, Transfer] = {}
-        self._checks = SharedCalls[str, ModelCheck]()
+        self._checks = SharedCalls[ModelCheck]()
 
     # Requests of coordinators.
 
@@ -276,7 +276,7 @@ class NodeWeights:
 
     async def check(self, request: CheckModel) -> ModelCheck:
         """Return whether this node has a model. Concurrent questions share one answer."""
-        return await self._checks.call(request.model, lambda: self._checked(request.model))
+        return await self._checks.call(lambda: self._checked(request.model), request.model)
 
     async def _checked(self, model: str) -> ModelCheck:
         def check() -> ModelFingerprint | None:

@@ -274,6 +274,8 @@ class WorkerProcess:
 
         Raises the worker's ``PotluckError``.
         """
+        if self._listening.done():
+            raise self._lost()
         self._connected = message.epoch
         self._disconnected.clear()
         await self._ask(message, self._connecting, _CONNECT_SECONDS)

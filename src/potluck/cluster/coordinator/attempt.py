@@ -308,9 +308,13 @@ class Attempt:
         self.record = self.record.with_files(manifest=manifest)
         return True
 
-    def note_files(self, **files: object) -> None:
-        """Record what is known about the model's files by now; see ``FilesRecord``."""
-        self.record = self.record.with_files(**files)
+    def note_transfers(self, transfers: tuple[TransferRecord, ...]) -> None:
+        """Record how much of the model's files nodes fetched in total."""
+        self.record = self.record.with_files(transfers=transfers)
+
+    def note_verification(self, verification: Verification) -> None:
+        """Record what is known about the integrity of the model's files."""
+        self.record = self.record.with_files(verification=verification)
 
     def _progressed(self, index: int, progress: Progress) -> None:
         """Take note of how far a stage is, and its node with files that it gets by content."""

@@ -211,12 +211,12 @@ class Upkeep:
     async def _publish_files(self, attempt: Attempt) -> None:
         """Publish what nodes fetched of the model's files, and whether the files are intact."""
         await asyncio.sleep(_TRANSFERS_SECONDS)
-        attempt.note_files(transfers=await gather_transfers(self._membership, attempt.record))
+        attempt.note_transfers(await gather_transfers(self._membership, attempt.record))
         self._published.update()
         if attempt.record.status.files.verification is not Verification.PENDING:
             return
         try:
-            attempt.note_files(verification=await verify_files(self._membership, attempt.record))
+            attempt.note_verification(await verify_files(self._membership, attempt.record))
         except ModelFileError as error:
             _log.error("%s was undeployed: %s", self._published.record.model_id, error.message)
             self._discard(error.message)

@@ -48,6 +48,7 @@ class Answer:
 
 
 Responder = Callable[[NewcomerRequest], Answer | None]
+"""Returns None if there is nothing of that name (404)."""
 
 
 def answer_of(status: int, content_type: str, body: bytes) -> Answer:

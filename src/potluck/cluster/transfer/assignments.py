@@ -141,7 +141,7 @@ class Assignments:
     """Assigns chunks to the best origins that have not failed.
 
     A chunk is *stranded* while there is no origin to ask for it. For use with the board's lock
-    held, unless a method takes or needs none.
+    held, except for methods that say otherwise.
     """
 
     def __init__(

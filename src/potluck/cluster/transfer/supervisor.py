@@ -200,9 +200,9 @@ class TransferProcess:
 
         Several sources of one chunk are tried in the given order; sources of kind ``DISK`` are
         ignored, as the process finds them itself. ``peers`` says where peers listen (their
-        ``address``). Transfers in progress continue, and a job restarts for which no source had
-        bytes. If the store may keep files, the chunks of
-        ``ahead`` are fetched now, since readers will want them.
+        ``address``). Transfers in progress continue. A job that failed because no source had its
+        bytes is restarted. If the store may keep files, the chunks of ``ahead`` are fetched now,
+        since readers will want them.
         """
         message = SetSources(job, manifest, tuple(sources), dict(peers), ahead)
         # A restarted process does not fetch what readers may long have read.

@@ -49,8 +49,8 @@ _OF_STATES = "-states"
 class BlockKeeper:
     """Stores the blocks of ``engine`` in ``store``, and its states in ``states``; it closes both.
 
-    Either is None if the engine does not have it: its blocks are empty then, and always available.
-    Called by the compute thread, except for ``close``.
+    ``store`` is None for an engine without cached keys and values, and ``states`` for one without
+    states: what is empty is always available. Called by the compute thread, except for ``close``.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class BlockKeeper:
         self._queued: set[bytes] = set()
         self._queued_states: set[bytes] = set()
         self._thread = threading.Thread(target=self._write_all, name="blocks", daemon=True)
-        self._thread.start()
+        if store is not None or states is not None:
+            self._thread.start()
 
     @property
     def num_queued(self) -> int:
@@ -134,8 +135,9 @@ class BlockKeeper:
 
     def close(self) -> None:
         """Write queued blocks, unless that takes long, and stop storing."""
-        self._queue.put(None)
-        self._thread.join(_END_SECONDS)
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(_END_SECONDS)
         for store in (self._store, self._states):
             if store is not None:
                 store.close()

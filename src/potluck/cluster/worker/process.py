@@ -199,7 +199,7 @@ def _served(load: Load, share: LoadedShare) -> ServedStage:
 
 
 def _end_stuck(channel: ControlChannel, error: PotluckError) -> None:
-    """Exit while a thread is in a step that does not end in time."""
+    """Report ``error``, and exit while a thread is in a call that does not end."""
     try:
         channel.send(_failed(error))
     finally:

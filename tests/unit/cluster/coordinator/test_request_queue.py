@@ -384,9 +384,13 @@ def test_a_deployment_that_moves_ends_its_sequences_after_their_tokens() -> None
         task, tokens = played.ask()
         await asyncio.sleep(0.001)
         played.pipeline.answer()
-        await played.request_queue.end(MovedError("the coordinator has left"))
-        assert not played.request_queue.is_attached
+        ending = asyncio.ensure_future(
+            played.request_queue.end(MovedError("the coordinator has left"))
+        )
+        await asyncio.sleep(0)
         played.pipeline.answer()  # committed nowhere
+        await ending
+        assert not played.request_queue.is_attached
         with pytest.raises(MovedError):
             await task
         assert tokens == [2]

@@ -126,4 +126,5 @@ def test_a_stage_without_caches_has_all_blocks() -> None:
     keeper = BlockKeeper(pipeline().engines[0], None)
     keeper.save(hashed([1, 2]))
     assert keeper.restore(hashed([1, 2, 3])) == 3
+    assert "blocks" not in {each.name for each in threading.enumerate()}
     keeper.close()

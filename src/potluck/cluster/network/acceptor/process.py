@@ -293,8 +293,8 @@ def _most_handshakes() -> int:
 def run_acceptor(settings: AcceptorSettings, reports: int, server: int, routes: int) -> None:
     """Accept connections until the agent exits.
 
-    The other arguments are inherited descriptors: two sockets to the agent, and between them the
-    listening socket.
+    ``reports`` and ``routes`` are sockets to the agent, and ``server`` is the listening socket. All
+    are inherited descriptors.
     """
     # A service manager may send either to all processes of the agent; the agent handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

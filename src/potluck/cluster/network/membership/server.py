@@ -55,7 +55,8 @@ class _Replies:
         """Send a part, or the outcome of the call, which releases the query. Waits while the
         network is congested.
 
-        Raises ``CallError`` if too much is waiting for the caller.
+        Raises ``CallError`` if the session is closed, or, for a part, if too much is waiting for
+        the caller.
         """
         query = self._query
         header = messages.encode(message)

@@ -165,8 +165,8 @@ def _reset(connection: socket.socket) -> None:
 
 
 def find_socket(is_wanted: Callable[[socket.socket], bool]) -> tuple[int, socket.socket] | None:
-    """Return the descriptor of this process's first socket of the internet for which ``is_wanted``
-    is true, and a duplicate, which the caller owns; None if there is none.
+    """Return the descriptor of this process's first IPv4 or IPv6 socket for which ``is_wanted`` is
+    true, and a duplicate, which the caller owns; None if there is none.
 
     ``is_wanted`` may raise ``OSError``, such as for a socket that is not connected.
     """
@@ -187,15 +187,15 @@ def find_socket(is_wanted: Callable[[socket.socket], bool]) -> tuple[int, socket
 def descriptors() -> Iterator[tuple[int, str]]:
     """Yield the descriptors of this process with what they refer to: proc_pid_fd(5)."""
     for path in list(_DESCRIPTORS.iterdir()):
-        with contextlib.suppress(OSError):  # closed in the meantime
+        try:
             target = str(path.readlink())
-            yield int(path.name), target
+        except OSError:  # closed in the meantime
+            continue
+        yield int(path.name), target
 
 
 def are_same(name: tuple[str, int] | tuple[str, int, int, int], endpoint: Endpoint) -> bool:
-    """Return whether the name of a socket is a numeric address, of which IPv6 has many
-    spellings.
-    """
+    """Return whether the name of a socket is ``endpoint``, in any spelling of its numeric host."""
     if name[1] != endpoint[1]:
         return False
     return ipaddress.ip_address(name[0]) == ipaddress.ip_address(endpoint[0])

@@ -427,7 +427,7 @@ def test_whoever_is_told_of_silence_may_end_the_wait() -> None:
         with pytest.raises(EdgeError, match="it does not answer"):
             incoming.receive(0.05, on_silence)
         with pytest.raises(EdgeClosedError):
-            incoming.receive()
+            incoming.receive(0.05)
 
 
 def test_only_small_frames_go_at_once_and_only_while_the_kernel_has_room() -> None:

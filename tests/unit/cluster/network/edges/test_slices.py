@@ -103,7 +103,7 @@ def test_what_has_no_place_ends_the_edge(send: Callable[[OutgoingEdge], None], r
         writing.shutdown(socket.SHUT_WR)
         with pytest.raises(EdgeError, match=reason):
             incoming.receive_slice(STEP, 0, memoryview(bytearray(5)))
-        with pytest.raises(EdgeClosedError):
+        with pytest.raises(EdgeClosedError, match=r": closed$"):
             incoming.receive()
 
 
