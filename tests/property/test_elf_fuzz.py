@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from support.portability.elf_bytes import Definition, Elf, Need, Segment, Symbol, property_note
 
 from potluck.errors import ElfError
+from potluck.portability.elf.image import open_image
+from potluck.portability.elf.notes import x86_level
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.elf.sections import section
 from potluck.portability.instructions.cpu_needs import cpu_needs
@@ -92,10 +94,11 @@ def mutated(draw: st.DrawFn) -> bytes:
 def look_at_everything(data: bytes) -> None:
     try:
         elf = read_elf(data)
-        cpu_needs(elf, data, path="a.so")
+        x86_level(open_image(data))
     except ElfError as error:
         require_a_line(error)
         return
+    cpu_needs(elf, data, path="a.so")
     opened_libraries(elf, data)
     section(data, ".nv_fatbin")
 

@@ -16,6 +16,17 @@ def read_toml(package: str, name: str, form: type[Table]) -> Table:
     return parse_toml(resources.files(package).joinpath(name).read_text("utf-8"), form)
 
 
+def read_rows(package: str, name: str, key: str, rows: type[Table]) -> Table:
+    """Return the value of ``key``, the only one in a file of ``package``.
+
+    Raises ``ValueError`` for another key.
+    """
+    document = tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
+    if document.keys() != {key}:
+        raise ValueError(f"{name} has the keys {', '.join(document)}, not only {key}")
+    return msgspec.convert(document[key], rows)
+
+
 def parse_toml(text: str, form: type[Table]) -> Table:
     """Parse TOML. Raise ``ValueError``, which says what is wrong and where."""
     return msgspec.convert(tomllib.loads(text), form)

@@ -56,8 +56,8 @@ class ProbeCache:
 
     def get(self, key: str) -> dict[str, object] | None:
         """Return the value stored under ``key``, or None."""
-        _, value = self._read().get(key, (0, None))
-        return value
+        entry = self._read().get(key)
+        return None if entry is None else entry[1]
 
     def put(self, key: str, value: Mapping[str, object]) -> None:
         """Store ``value``, which must be valid JSON, if possible."""

@@ -253,13 +253,11 @@ class UnitMonitor:
 
     def _quarantine(self, found: _Found, reason: str) -> bool:
         """Add it to the quarantine; return whether that could be stored."""
-        spec, device, trial = found
-        quarantine(self._cache, trial_key(spec, device, trial.interface), reason)
+        quarantine(self._cache, _key(found), reason)
         return self._is_quarantined(found)
 
     def _is_quarantined(self, found: _Found) -> bool:
-        spec, device, trial = found
-        return is_quarantined(self._cache, trial_key(spec, device, trial.interface))
+        return is_quarantined(self._cache, _key(found))
 
     def _find(self, unit_id: UnitId) -> _Found | None:
         """Return the unit as it was tried."""
@@ -267,6 +265,11 @@ class UnitMonitor:
             if unit.chosen.unit_id == unit_id:
                 return self._specs[unit.chosen.backend], unit.device, unit.trial
         return None
+
+
+def _key(found: _Found) -> str:
+    spec, device, trial = found
+    return trial_key(spec, device, trial.interface)
 
 
 def _log_defect(task: asyncio.Task[None], what: str) -> BaseException | None:

@@ -146,9 +146,10 @@ class Encoding:
         if self.has_mxfp4 and name.endswith("_scales"):
             return f"{name.removesuffix('_scales')}_blocks" in present
         for suffix in self._packed_suffixes[1:]:
-            packed = name.removesuffix(suffix) + self._packed_suffixes[0]
-            if name.endswith(suffix) and packed in present:
-                return True
+            if name.endswith(suffix):
+                packed = name.removesuffix(suffix) + self._packed_suffixes[0]
+                if packed in present:
+                    return True
         if self.floats is not None or self.integers is not None:
             if _ACTIVATION_SCALES.fullmatch(name) is not None:
                 return True

@@ -129,15 +129,16 @@ def read_dynamic(image: ElfImage) -> Dynamic:
     if not segments:
         return Dynamic(entries=MappingProxyType({}), needed=(), strings=StringTable(b"", 0, 0))
     is_64_bit = image.header.is_64_bit
-    num_bytes = segments[0].filesz & -(16 if is_64_bit else 8)
-    data = image.read(segments[0].offset, num_bytes, "the dynamic segment")
-    words = read_words(image, data, has_8_bytes=is_64_bit)
+    entry_bytes = 16 if is_64_bit else 8
+    num_entries = segments[0].filesz // entry_bytes
+    data = image.read(segments[0].offset, num_entries * entry_bytes, "the dynamic segment")
+    words = read_words(image, data[: (_MAX_ENTRIES + 1) * entry_bytes], has_8_bytes=is_64_bit)
     tags, values = words[::2], words[1::2]
     if _DT_NULL in tags:
         end = tags.index(_DT_NULL)
         tags, values = tags[:end], values[:end]
     if len(tags) > _MAX_ENTRIES:
-        raise ElfError(f"the dynamic segment has {len(tags)} entries")
+        raise ElfError(f"the dynamic segment has {num_entries} entries")
     entries = dict(zip(tags, values, strict=True))
     names = (0, 0)
     if DT_STRTAB in entries:
@@ -168,9 +169,9 @@ of glibc 2.36 defines 38 versions.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """``by_index`` has a version for the version indexes of symbols, and the library that must
-    define it, empty if the object itself does; indexes without a version (0, 1, the base
-    definition) are absent.
+    """``by_index`` maps version indexes of symbols to a version and the library that must define it
+    (empty if the object itself does); indexes without a version (0, 1, the base definition) are
+    absent.
 
     The format: Linux Standard Base Core 5.0, chapter 10.7 (symbol versioning). The tables are
     chains of records; like the dynamic linker, this follows them to their end and ignores the

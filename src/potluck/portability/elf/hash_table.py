@@ -49,8 +49,10 @@ def _gnu_hashed(image: ElfImage, address: int) -> tuple[int, int]:
     """
     num_buckets, first, num_bloom_words, _ = read_words(image, image.loaded(address, 16, _WHAT))
     buckets_address = address + 16 + num_bloom_words * (8 if image.header.is_64_bit else 4)
-    buckets = read_words(image, image.loaded(buckets_address, 4 * num_buckets, _WHAT))
-    last = max(buckets, default=0)
+    buckets = image.loaded(buckets_address, 4 * num_buckets, _WHAT)
+    step = 4 * _CHAIN_WORDS
+    pieces = (buckets[start : start + step] for start in range(0, len(buckets), step))
+    last = max((max(read_words(image, piece)) for piece in pieces), default=0)
     if last < first or not last:
         return first, first
     chain_address = buckets_address + 4 * num_buckets + 4 * (last - first)

@@ -34,7 +34,7 @@ from potluck.portability.hosts.symbol_set import (
     found_symbols,
     plain_symbol_set,
 )
-from potluck.portability.shipped_toml import read_toml
+from potluck.portability.shipped_toml import read_rows
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -206,4 +206,4 @@ def _shared_symbols() -> SharedSymbols:
 
 @functools.cache
 def _aliases() -> Mapping[str, _Alias]:
-    return read_toml(__package__, "data/aliases.toml", dict[str, dict[_Text, _Alias]])["aliases"]
+    return read_rows(__package__, "data/aliases.toml", "aliases", dict[_Text, _Alias])

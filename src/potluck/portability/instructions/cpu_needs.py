@@ -34,7 +34,7 @@ from potluck.portability.elf.tables import read_table
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.x86_instructions import level_flags, variant_flags, x86_code
-from potluck.portability.shipped_toml import read_toml
+from potluck.portability.shipped_toml import read_rows
 
 ILLEGAL_INSTRUCTION = "illegal-instruction"
 """The file loads, but the process that runs its code ends."""
@@ -97,9 +97,9 @@ def arm64_flags(image: ElfImage) -> frozenset[str]:
 
 @functools.cache
 def _instructions() -> Mapping[str, tuple[_Instruction, ...]]:
-    form = dict[str, tuple[_Instruction, ...]]
     by_flag: dict[str, tuple[_Instruction, ...]] = {}
-    for row in read_toml(__package__, "arm64_instructions.toml", form)["instruction"]:
+    rows = tuple[_Instruction, ...]
+    for row in read_rows(__package__, "arm64_instructions.toml", "instruction", rows):
         by_flag[row.flag] = (*by_flag.get(row.flag, ()), row)
     return by_flag
 

@@ -38,7 +38,7 @@ from potluck.portability.instructions.x86_lengths import (
     instruction_starts,
     is_legacy_prefix,
 )
-from potluck.portability.shipped_toml import read_toml
+from potluck.portability.shipped_toml import read_rows, read_toml
 
 _BLOCK_BYTES = 2**21
 """Code that is examined at a time: about 40 MB of memory, and 0.15 s."""
@@ -326,9 +326,9 @@ def _is_throughout(num_new: int, num_old: int) -> bool:
 @functools.cache
 def _tables() -> Mapping[str, npt.NDArray[np.bool_]]:
     """Return for each flag which instructions it stands for."""
-    form = dict[str, tuple[_Instruction, ...]]
     tables: dict[str, npt.NDArray[np.bool_]] = {}
-    for row in read_toml(__package__, "x86_instructions.toml", form)["instruction"]:
+    rows = tuple[_Instruction, ...]
+    for row in read_rows(__package__, "x86_instructions.toml", "instruction", rows):
         where = tables.setdefault(row.flag, np.zeros(_SHAPE, dtype=np.bool_))
         for prefix in row.prefix:
             for first, last in row.opcodes:

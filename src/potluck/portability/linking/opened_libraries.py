@@ -26,7 +26,7 @@ from potluck.portability.elf.image import ElfData
 from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
-from potluck.portability.shipped_toml import read_toml
+from potluck.portability.shipped_toml import read_rows
 
 _OPENERS = ("dlopen", "g_module_open", "SDL_LoadObject")
 """Parts of names: ``dlmopen`` aside, libuv's, libtool's and glibc's own contain ``dlopen``."""
@@ -120,8 +120,8 @@ def kind_of(soname: str) -> str:
 @functools.cache
 def library_kinds() -> dict[str, LibraryKind]:
     """Return the table in this package by the names of its rows; it is read at the first use."""
-    table = read_toml(__package__, "opened_libraries.toml", dict[str, tuple[LibraryKind, ...]])
-    return {kind.name: kind for kind in table["kind"]}
+    kinds = read_rows(__package__, "opened_libraries.toml", "kind", tuple[LibraryKind, ...])
+    return {kind.name: kind for kind in kinds}
 
 
 @functools.cache
@@ -283,9 +283,8 @@ class _Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 @functools.cache
 def _listed_providers() -> Mapping[str, frozenset[str]]:
     """Return the distributions that provide a library, by its name before ``.so``."""
-    table = read_toml(__package__, "providers.toml", dict[str, tuple[_Provider, ...]])
     found: dict[str, set[str]] = defaultdict(set)
-    for row in table["provider"]:
+    for row in read_rows(__package__, "providers.toml", "provider", tuple[_Provider, ...]):
         for library in row.libraries:
             found[library].update(row.distributions)
     return {library: frozenset(names) for library, names in found.items()}

@@ -21,7 +21,7 @@ from packaging.tags import Tag
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import HostPython
-from potluck.portability.shipped_toml import read_toml
+from potluck.portability.shipped_toml import read_rows
 from potluck.types.quantities import format_few
 
 PythonVersion = tuple[int, int]
@@ -153,10 +153,10 @@ def new_symbol_findings(
 @functools.cache
 def new_python_symbols() -> Mapping[str, PythonVersion]:
     """Return the functions known to be missing in older Pythons, with the first version of each."""
-    table = read_toml(__package__, "python_symbols.toml", dict[str, dict[str, tuple[str, ...]]])
+    added = read_rows(__package__, "python_symbols.toml", "added", dict[str, tuple[str, ...]])
     return {
         name: (int(version.partition(".")[0]), int(version.partition(".")[2]))
-        for version, names in table["added"].items()
+        for version, names in added.items()
         for name in names
     }
 

@@ -42,7 +42,10 @@ def install_finding(distribution: Distribution, host: Host) -> Finding | None:
 
 
 def tags_refusal(wheel_tags: Sequence[str], requires_python: str, host: Host) -> str:
-    """Return why installers refuse a wheel with these tags on ``host``; empty if they accept it."""
+    """Return why installers refuse a wheel with these tags and this ``Requires-Python``.
+
+    Empty if they accept it on ``host``.
+    """
     platforms = host_platforms(host.machine, host.libc, host.libc_version)
     tags = [tag.split("-") for tag in wheel_tags]
     on_platform = [tag for tag in tags if tag[2] in platforms]

@@ -25,11 +25,6 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of the file."""
 
-    @property
-    def rates(self) -> tuple[Rate, ...]:
-        """The figures of the row itself."""
-        return tuple(value for value in msgspec.structs.astuple(self) if isinstance(value, Rate))
-
 
 class Document(_Row, frozen=True):
     """The source of figures. ``read`` says which copy of it was used."""
@@ -115,11 +110,11 @@ class ChipTable(_Row, frozen=True):
 
     def __post_init__(self) -> None:
         rows = (self, *self.chip, *self.nvidia, *self.amd)
-        cited = {self.mali_document, *(rate.document for row in rows for rate in row.rates)}
+        cited = {self.mali_document, *(rate.document for row in rows for rate in _rates(row))}
         if wrong := cited ^ set(self.documents):
             raise ValueError(f"documents not listed, or not cited: {', '.join(sorted(wrong))}")
         for row in self.chip:
-            if not row.rates:
+            if not _rates(row):
                 raise ValueError(f"{row.names[0]} has no figure")
         _reject_repeated("name", (search_key(name) for row in self.chip for name in row.names))
         _reject_repeated("chip", (chip for row in self.chip for chip in row.chips))
@@ -154,3 +149,7 @@ def parse_table(text: str) -> ChipTable:
 def shipped_table() -> ChipTable:
     """Return the table in this package; it is read on first use."""
     return parse_table(resources.files(__package__).joinpath("chips.toml").read_text("utf-8"))
+
+
+def _rates(row: _Row) -> list[Rate]:
+    return [value for value in msgspec.structs.astuple(row) if isinstance(value, Rate)]

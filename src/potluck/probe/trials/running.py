@@ -169,7 +169,7 @@ def _try_interface(
 ) -> tuple[Trial, Fault | None]:
     """Try one interface, as ``try_backend`` does for all.
 
-    Return the trial, and the fault of a unit that worked before, if the trial failed for one. To
+    Return the trial and, if it failed, the fault that this means for a unit that worked before. To
     identify a variant that crashes, each is run in a separate child.
     """
     deadline_seconds = time_left.seconds
@@ -217,7 +217,7 @@ def _try_interface(
 
 
 def trial_key(spec: BackendSpec, device: Device, interface: Interface | None) -> str:
-    """Return the cache key of a trial's result, which is also that of the unit's quarantine."""
+    """Return the cache key of a trial's result, which also identifies a unit in the quarantine."""
     software = installed_software(spec.packages)
     return fingerprint(
         f"trial/{spec.name}", (device,), software, details=interface_details(interface)

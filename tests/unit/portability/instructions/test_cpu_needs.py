@@ -9,6 +9,8 @@ from itertools import pairwise
 import pytest
 from support.portability.elf_bytes import Elf, Segment, code_segments, property_note
 
+from potluck.portability.elf.image import open_image
+from potluck.portability.elf.notes import x86_level
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import Host
@@ -77,8 +79,10 @@ def test_notes_in_32_bits_and_the_other_byte_order() -> None:
 
 def test_properties_mean_something_for_x86_alone() -> None:
     for machine, level in ((183, "armv8-a"), (40, ""), (190, "")):
-        needs = needs_of(replace(with_note({NEEDED: 4}), machine=machine))
+        elf = replace(with_note({NEEDED: 4}), machine=machine)
+        needs = needs_of(elf)
         assert (needs.level, needs.flags) == (level, frozenset())
+        assert x86_level(open_image(elf.build())) == ""
 
 
 def test_other_notes_and_broken_ones_are_passed_over() -> None:

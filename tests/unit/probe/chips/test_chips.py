@@ -37,6 +37,8 @@ class TestTheShippedTable:
         table = shipped_table()
         assert len(table.chip) >= 20
         assert set(MALI_IDS) <= {core.product_id for core in table.mali}
+        several_sizes = {core.name for core in table.mali if core.multiply_adds_per_core is None}
+        assert several_sizes == {"Mali-G52", "Mali-G510", "Mali-G310"}
 
     def test_rates_of_a_row_are_of_one_kind_of_machine(self) -> None:
         """A slipped power of ten, or a sparse rate, would stand out."""
