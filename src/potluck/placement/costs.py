@@ -39,8 +39,8 @@ class Counting:
     ``UnsupportedModelError`` for a backend that cannot compute the model with its quantization, and
     ``EngineError`` for a backend that this node cannot count; so does ``abilities``, which returns
     the abilities of a backend. ``work`` returns what the parts of the model read and compute on
-    units of a size's backend, and ``divided`` what the members of a group with given shares
-    compute; None if no group can hold the model.
+    units of a size's backend, and raises ``KeyError`` if a tensor is missing. ``divided`` returns
+    what the members of a group with given shares compute; None if no group can hold the model.
     """
 
     num_layers: int
@@ -65,6 +65,9 @@ def shapes_of(counting: Counting, size: StageSize, backends: Collection[str]) ->
         for each in (size, *stronger_quantizations(size)):
             try:
                 counting.check_backend(backend, each.quantization)
+            except (EngineError, UnsupportedModelError):
+                continue
+            try:
                 work = counting.work(replace(each, backend=backend))
             except (EngineError, UnsupportedModelError, KeyError):
                 continue
@@ -240,8 +243,8 @@ class _Cost:
     def more_than(self, other: _Cost) -> int:
         """Return what an end of the model adds to the stage ``other``.
 
-        This includes what the end enlarges: loading buffers, logits, and (for the head) the process
-        with its results. Shared buffers are therefore counted twice rather than missed.
+        This includes what the end enlarges: loading buffers, logits, and the process of a last
+        stage with its results. Shared buffers are therefore counted twice rather than missed.
         """
         return (
             self.held

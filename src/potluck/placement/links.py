@@ -47,7 +47,9 @@ class Link:
         latency = self.latency_seconds if latency_seconds is None else latency_seconds
         return Link(
             latency_seconds=max(_LEAST_LATENCY, latency),
-            bytes_per_second=bytes_per_second or self.bytes_per_second,
+            bytes_per_second=self.bytes_per_second
+            if bytes_per_second is None
+            else bytes_per_second,
             basis=basis if is_whole else self.basis,
         )
 

@@ -144,7 +144,7 @@ class UnitTimes:
         return self.step(num_tokens, max(context_tokens, num_tokens), is_prompt=True)
 
     def corrected(self, step_times: Iterable[StepTime]) -> UnitTimes:
-        """Return these uncorrected times, corrected by what workers measured for this shape.
+        """Return these times, corrected only by what workers measured for this shape.
 
         Implausible figures, which another node sent, are ignored.
         """
@@ -152,10 +152,11 @@ class UnitTimes:
         believed = [each for each in first if each.is_plausible]
         decodes = [each for each in believed if each.num_tokens == each.num_sequences]
         prefills = [each for each in believed if each.num_tokens > each.num_sequences]
+        plain = UnitTimes(work=self.work, speed=self.speed)
         return replace(
-            self,
-            decode_correction=_correction(self, decodes),
-            prefill_correction=_correction(self, prefills),
+            plain,
+            decode_correction=_correction(plain, decodes),
+            prefill_correction=_correction(plain, prefills),
         )
 
     def correction(self, *, is_prompt: bool) -> Correction:

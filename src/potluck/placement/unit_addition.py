@@ -147,7 +147,9 @@ def _bytes(problem: PathProblem, units: NDArray[np.int64], parts: _Parts) -> Byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """Times with each part on each unit: of the path, or a part of it, and at its bottleneck."""
+    """Seconds of a path, or of a piece of it, and of its busiest stage or link, with each part on
+    each unit.
+    """
 
     path_seconds: Floats
     busiest_seconds: Floats

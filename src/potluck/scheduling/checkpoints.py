@@ -278,7 +278,8 @@ class StatePool:
         if not self._free and len(self.checkpoints) <= self.num_states // _CHECKPOINT_PARTS:
             return None
         slot = self.reserve()
-        self._num_snapshots += slot is not None
+        if slot is not None:
+            self._num_snapshots += 1
         return slot
 
     def give_back_snapshot(self, slot: int) -> None:

@@ -96,8 +96,9 @@ class DeviceCapabilities:
     def to_dict(self) -> dict[str, object]:
         """Return the capabilities in JSON types, with the keys that schedulers use.
 
-        ``model``, ``chip``, ``memory`` and ``flops`` (``fp32``, ``fp16``, ``int8``) come first; the
-        other keys are the names of the fields. The schema is ``potluck/capabilities/schema.json``.
+        The keys are the names of the fields, in their order, so ``model``, ``chip``, ``memory`` and
+        ``flops`` (``fp32``, ``fp16``, ``int8``) come first. The schema is
+        ``potluck/capabilities/schema.json``.
         """
         return {"schema": SCHEMA, **self._entry(), "devices": [d._entry() for d in self.devices]}
 

@@ -225,7 +225,9 @@ def test_a_safetensors_file_hints_at_its_directory(tmp_path: Path) -> None:
     assert "directory that holds config.json" in caught.value.hint
 
 
-def test_a_hub_id_is_asked_for_and_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_id_names_a_model_and_is_pinned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     commit = "89abcdef" * 5
     snapshot = Snapshot(repo_id="some-org/some.model-1", commit=commit, files={})

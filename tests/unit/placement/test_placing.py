@@ -23,8 +23,15 @@ from potluck.errors import (
     ModelFileError,
     UnsupportedModelError,
 )
-from potluck.placement.costs import mixed_cost, model_cost, most_host_bytes, shapes_of
+from potluck.placement.costs import (
+    count_offers,
+    mixed_cost,
+    model_cost,
+    most_host_bytes,
+    shapes_of,
+)
 from potluck.placement.model_counting import counting_of
+from potluck.placement.offering import units_by_id
 from potluck.placement.placing import Placed, Placement
 from potluck.placement.planned import planned_stages
 from potluck.placement.snapshot import ClusterSnapshot
@@ -198,7 +205,7 @@ def test_a_model_that_lacks_a_tensor_is_refused_by_its_name(profile: ModelProfil
     assert len(tensors) < len(profile.tensors)
     lacking = replace(profile, tensors=tensors)
     assert shapes_of(counting_of(lacking, costs), SIZE, ["native"]) == ()
-    with pytest.raises(ModelFileError, match="up"):
+    with pytest.raises(ModelFileError, match=r"layers\.0\.mlp\.up_proj\.weight .* is missing"):
         placed(lacking, node("a", unit("cpu", 8 * GIB)))
 
 
@@ -330,7 +337,12 @@ def test_a_unit_pays_for_its_own_process_and_not_for_that_of_others(
         + sized[NATIVE].scratch_bytes
         + sized[NATIVE].process_bytes
     )
-    found = placed(profile, node("a", unit("cpu", needed)), costly)
+    nodes = [node("a", unit("cpu", needed)), costly]
+    counted = count_offers(counting_of(profile, costs), nodes, nodes, SIZE, with_reserve=True)
+    spared = {each.node_id: each.spared_bytes for each in counted.credited(units_by_id(nodes))}
+    assert spared[NodeId("b")] == 0
+    assert spared[NodeId("a")] >= 2**23
+    found = placed(profile, *nodes)
     assert where(found) == [("a", "cpu/native")]
     assert found.plan.stages[0].num_bytes == needed
     with pytest.raises(InsufficientMemoryError):

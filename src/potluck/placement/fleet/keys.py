@@ -267,7 +267,7 @@ def _whole(most: int) -> Callable[[object], int]:
     return parse
 
 
-def _kind(kind: type[Any]) -> Callable[[object], object]:
+def _instance_of(kind: type[Any]) -> Callable[[object], object]:
     def parse(value: object) -> object:
         if not isinstance(value, kind):
             raise ValueError
@@ -322,7 +322,7 @@ FLEET = Table(
             name="machines",
             meaning="the list of machines, a table [[machines]] for each kind",
             example='[{name = "desktop", memory = "32 GiB"}]',
-            parse=_kind(list),
+            parse=_instance_of(list),
             is_required=True,
         ),
         Key(
@@ -335,7 +335,7 @@ FLEET = Table(
             name="links",
             meaning="the table of the network's figures",
             example='{latency = "0.3 ms", bandwidth = "1 Gbit/s"}',
-            parse=_kind(Mapping),
+            parse=_instance_of(Mapping),
         ),
     ),
 )
@@ -387,7 +387,7 @@ MACHINE = Table(
             meaning="the list of units of a machine that has several, each with the keys backend, "
             "device_memory, read_bandwidth and operations",
             example='[{backend = "native"}, {backend = "tinygrad:CUDA", device_memory = "24 GiB"}]',
-            parse=_kind(list),
+            parse=_instance_of(list),
         ),
     ),
 )
@@ -418,7 +418,7 @@ LINKS = Table(
             meaning="the list of links that differ, each with the keys from, to, latency, "
             "bandwidth and one_way",
             example='[{from = "desktop", to = "board", latency = "3 ms"}]',
-            parse=_kind(list),
+            parse=_instance_of(list),
         ),
     ),
 )
@@ -445,7 +445,7 @@ PAIR = Table(
             name="one_way",
             meaning="whether the figures apply in one direction only",
             example="true",
-            parse=_kind(bool),
+            parse=_instance_of(bool),
         ),
     ),
 )
