@@ -73,6 +73,7 @@ _READ_KEYS = frozenset(
     }
 )
 ATTENTION_BIASES = frozenset({"attn_q", "attn_output"})
+"""Those of ``ALL_BIASES`` that belong to attention."""
 ALL_BIASES = ATTENTION_BIASES | {"ffn_gate"}
 """Matrices of a layer whose biases ``read_config`` finds in the tensors."""
 
@@ -124,6 +125,8 @@ def read_config(
     ``sliding_window`` applies to every layer; ``experts`` has one entry per layer. Layers are
     otherwise equal; a family changes them with ``with_layers``.
     """
+    if not optional_biases <= ALL_BIASES:
+        raise ValueError(f"no biases that are looked for: {sorted(optional_biases - ALL_BIASES)}")
     fields = _without_equal_lists(fields)
     _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented, lists=implemented)
     hidden_size = fields.count("embedding_length", MAX_WIDTH)

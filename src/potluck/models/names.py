@@ -335,7 +335,7 @@ def _layer_and_stem(weight: WeightSpec) -> tuple[int, str]:
     """Return the layer that has a tensor, and the tensor's name in it without its last part."""
     layer = _LAYER_TENSOR.fullmatch(weight.name)
     if layer is None:
-        raise ValueError(f"{weight.name} is part of a tensor but belongs to no layer")
+        raise ValueError(f"{weight.name} is read from a tensor of a layer but belongs to none")
     return int(layer[1]), layer[2].rpartition(".")[0]
 
 

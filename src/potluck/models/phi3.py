@@ -26,8 +26,6 @@ _OLDER_NAMES = ("su", "yarn")
 """Older files' name of LongRoPE."""
 _GGUF_KEYS = frozenset({"attention.sliding_window"})
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-
-
 _QKV = ("attn.q", "attn.k", "attn.v")
 
 

@@ -249,7 +249,7 @@ def _vocab_size(parts: TokenParts) -> int:
 
 
 def _num_pieces(model: Any) -> int:
-    """Return one more than the largest id, without copying a vocabulary whose ids have no gaps."""
+    """Return one more than the largest id. A vocabulary whose ids have no gaps is not copied."""
     if isinstance(model, PieceList):
         return model.size
     num_pieces: int = model.get_vocab_size(with_added_tokens=False)
