@@ -388,17 +388,11 @@ class WorkerProcess:
             )
             self._kill()
         self._writer.close()
-        if not await self._ends_within(_EXIT_SECONDS):
+        if not await _exits_within(self._process, _EXIT_SECONDS):
             self._kill()
-            if not await self._ends_within(_KILL_SECONDS):
+            if not await _exits_within(self._process, _KILL_SECONDS):
                 _log.warning("worker %d cannot be killed: it hangs in the kernel", self.pid)
         self._give_up(self._lost())
-
-    async def _ends_within(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._process.wait()
-        return self._process.returncode is not None
 
     def _give_up(self, error: PotluckError) -> None:
         """Fail all pending calls."""
@@ -481,6 +475,13 @@ def unresponsive(seconds: float) -> StalledError:
     return StalledError(
         Fault.HUNG.value, f"its worker has not answered for {format_seconds(seconds)}"
     )
+
+
+async def _exits_within(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    return process.returncode is not None
 
 
 def _settle(answer: asyncio.Future[_Answer] | None, value: _Answer) -> None:
