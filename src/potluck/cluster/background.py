@@ -68,7 +68,7 @@ class Background:
 
 
 class SharedCalls(Generic[_T]):
-    """Calls of which concurrent ones with the same key share one answer. For use in one loop."""
+    """Makes calls; concurrent calls with the same key share one answer. For use in one loop."""
 
     def __init__(self) -> None:
         self._running: dict[Hashable, asyncio.Future[_T]] = {}

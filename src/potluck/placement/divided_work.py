@@ -95,7 +95,8 @@ def divided_work(
     """
     config = profile.config
     last = config.num_layers
-    needs_embedding = 0 in config.no_cuts
+    no_cuts = config.no_cuts
+    needs_embedding = 0 in no_cuts
 
     def walk(shard: Shard) -> _Walked:
         programs = (
@@ -109,7 +110,7 @@ def divided_work(
 
     layers: list[tuple[Phase, ...]] = []
     known: dict[object, Sequence[tuple[Phase, ...]]] = {}
-    for start, end in inseparable_layers(last, config.no_cuts):
+    for start, end in inseparable_layers(last, no_cuts):
         key = (config.layers[start:end], tuple(map(id, whole.layers[start:end])))
         if key not in known:
             first_item = 0 if needs_embedding and start == 0 else start + 1

@@ -211,10 +211,10 @@ class GroupTimes:
         ]
 
     def _exchanging(self, phases: Sequence[Phase], num_tokens: int) -> float:
-        return sum(
-            (self.links.gather_seconds if phase.is_to_leader else self.links.exchange_seconds)(
-                [num_tokens * each for each in phase.sent_bytes]
-            )
-            for phase in phases
-            if phase.sent_bytes
-        )
+        links, seconds = self.links, 0.0
+        for phase in phases:
+            sent = [num_tokens * each for each in phase.sent_bytes]
+            if sent:
+                take = links.gather_seconds if phase.is_to_leader else links.exchange_seconds
+                seconds += take(sent)
+        return seconds

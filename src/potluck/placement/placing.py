@@ -203,7 +203,9 @@ class Placement:
         plan = place(request)
         if plan is None:
             raise does_not_fit(counted.credited(self._units), counted.mixed)
-        return self._of_plan(plan, counted, size, request)
+        return self._of_plan(
+            plan, counted, size, request, needs_room=not self._has_room_beside(plan, size)
+        )
 
     def _placed_by_memory(self, size: StageSize) -> Placed:
         """Return a placement on the units that serve, or if necessary also on those in reserve."""
@@ -221,7 +223,10 @@ class Placement:
         plan = self._placed_apart(counted.credited(self._units), counted.mixed)
         request = self._request(counted, size)
         prediction = self._predicted(plan.stages, request)
-        return self._of_plan(replace(plan, prediction=prediction), counted, size, request)
+        plan = replace(plan, prediction=prediction)
+        return self._of_plan(
+            plan, counted, size, request, needs_room=not self._has_room_beside(plan, size)
+        )
 
     def _placed_apart(self, offers: Sequence[UnitOffer], cost: ModelCost) -> Plan:
         """Return a placement by memory, without nodes whose neighbours cannot connect to them if
@@ -254,10 +259,8 @@ class Placement:
         size: StageSize,
         request: PlaceRequest,
         *,
-        needs_room: bool | None = None,
+        needs_room: bool,
     ) -> Placed:
-        if needs_room is None:
-            needs_room = bool(self._held) and not self._has_room_beside(plan, size)
         return Placed(
             plan=plan,
             quantization=size.quantization,
@@ -287,6 +290,8 @@ class Placement:
         """Return whether what a plan has to load fits in addition to everything that is held
         now.
         """
+        if not self._held:
+            return True
         counted = self._count(size, with_reserve=True, released_stages=())
         offered = counted.offered
         taken = [0] * len(offered.offers)
