@@ -104,6 +104,7 @@ def bench(
         _context_errors(workload, is_context_requested=requested_context is not None),
         opened_model(
             model,
+            chosen,
             stages=stages,
             context=max(2, workload.sequence_tokens)
             if requested_context is None

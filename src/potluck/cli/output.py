@@ -16,6 +16,7 @@ from potluck.types.choices import OFF
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
+    from potluck.cli.settings import NodeSettings
     from potluck.local import LoadPlan, LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
     from potluck.types.document import Document
@@ -59,6 +60,7 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 @contextmanager
 def opened_model(
     name: str,
+    chosen: NodeSettings,
     *,
     stages: int,
     context: int | None,
@@ -75,12 +77,11 @@ def opened_model(
 ) -> Iterator[Model]:
     """Open a model with a progress bar, close it at the end.
 
-    The settings apply where the options ``threads``, ``backend``, ``allow_software`` and
+    The settings ``chosen`` apply where the options ``threads``, ``backend``, ``allow_software`` and
     ``arithmetic`` are not given.
     """
-    from potluck.cli.options import resolve_arithmetic, resolve_backend, settings
+    from potluck.cli.options import resolve_arithmetic, resolve_backend
 
-    chosen = settings()
     backend = resolve_backend(backend, chosen)
     arithmetic = resolve_arithmetic(arithmetic, chosen)
 

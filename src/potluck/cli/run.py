@@ -207,6 +207,7 @@ def run(
     started = time.perf_counter()
     with opened_model(
         model,
+        chosen,
         stages=stages,
         context=context if context is not None else chosen.context,
         states=states,

@@ -24,7 +24,8 @@ from potluck.types.cluster import NodeId
 
 
 class LaneWork:
-    """For the threads of lanes, as are those methods of ``assignments`` that take the lock.
+    """Called by the threads of lanes, which also call the methods of ``assignments`` that take the
+    lock.
 
     Thread-safe; chunks are hashed and written without the lock.
     """

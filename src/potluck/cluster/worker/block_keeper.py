@@ -50,7 +50,8 @@ class BlockKeeper:
     """Stores the blocks of ``engine`` in ``store``, and its states in ``states``; it closes both.
 
     ``store`` is None for an engine without cached keys and values, and ``states`` for one without
-    states: what is empty is always available. Called by the compute thread, except for ``close``.
+    states: there is nothing to store, and restoring always succeeds. Called by the compute thread,
+    except for ``close``.
     """
 
     def __init__(

@@ -105,11 +105,7 @@ class MethodTable:
         """Register ``handler``, which returns the answer. Raises ``ValueError`` if the name is
         taken.
         """
-
-        async def one_part(request: bytes) -> AsyncGenerator[bytes, None]:
-            yield await handler(request)
-
-        self.register_stream(name, one_part)
+        self.register_for_caller(name, lambda _, request: handler(request))
 
     def register_stream(self, name: str, handler: StreamHandler) -> None:
         """Register ``handler``, which yields the answer; it is closed if the caller leaves."""

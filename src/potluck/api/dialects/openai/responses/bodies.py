@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -385,7 +386,7 @@ def parse_response(body: bytes | bytearray) -> ResponseBody:
     document = drop_inert_fields(parse_object(body), _OTHERS, "")
     drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     change_items(document, "input", _typed_item)
-    _drop_inert_fields_of_tools(document, "", AnyTool)
+    change_items(document, "tools", partial(_plain_tool, kind=AnyTool))
     choice = document.get("tool_choice")
     if isinstance(choice, dict):
         check_type(choice, "tool_choice", variants(ToolChoice))
@@ -409,22 +410,17 @@ def _typed_item(item: dict[str, Any], where: str) -> dict[str, Any]:
     return item
 
 
-def _drop_inert_fields_of_tools(document: dict[str, Any], where: str, kind: type[AnyTool]) -> None:
-    """Check the types of ``tools``, and remove their dates and their fields without effect."""
-    tools = document.get("tools")
-    if not isinstance(tools, list):
-        return
-    for index, each in enumerate(tools):
-        if not (isinstance(each, dict) and isinstance(each.get("type"), str)):
-            continue
-        at = f"{where}tools[{index}]"
-        tool = {**each, "type": _DATE.sub("", each["type"])}
-        check_type(tool, at, variants(kind))
-        if tool["type"] in variants(NameableTool):
-            tool = drop_inert_fields(tool, _NAMED_TOOL, at)
-        elif tool["type"] == "namespace":
-            _drop_inert_fields_of_tools(tool, f"{at}.", NameableTool)
-        tools[index] = tool
+def _plain_tool(tool: dict[str, Any], where: str, kind: type[AnyTool]) -> dict[str, Any]:
+    """Check the type of a tool, and remove its date and the fields without effect."""
+    if not isinstance(tool.get("type"), str):
+        return tool
+    tool = {**tool, "type": _DATE.sub("", tool["type"])}
+    check_type(tool, where, variants(kind))
+    if tool["type"] in variants(NameableTool):
+        return drop_inert_fields(tool, _NAMED_TOOL, where)
+    if tool["type"] == "namespace":
+        change_items(tool, "tools", partial(_plain_tool, kind=NameableTool), where)
+    return tool
 
 
 def parse_items(items: Sequence[Any]) -> list[Item]:
