@@ -1,4 +1,4 @@
-"""Processes that only compute, beside what is measured."""
+"""Processes that keep cores busy during a measurement."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ beside them: alone on one core, and with as many RPC servers as there are stages
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import os
 import random
@@ -31,7 +30,7 @@ from typing import Any
 
 from circumstances import write_result
 from command_line import documented_parser
-from live_cluster import divided_among, wait_until
+from live_cluster import divided_among, own_cores, wait_until
 from model_shapes import weights_bytes
 from token_stream import NO_END, random_prompt, together
 
@@ -119,9 +118,8 @@ def main() -> None:
 @contextmanager
 def _potluck(model: Path, num_stages: int) -> Iterator[Served]:
     """Run a cluster of ``num_stages`` agents with the model divided among all of them."""
-    own_cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with divided_among(
-        list(itertools.islice(own_cores, num_stages)),
+        own_cores(num_stages),
         model,
         MODEL_ID,
         context_tokens=512,
@@ -141,23 +139,24 @@ def _llama(
     folder: Path, model: Path, num_stages: int, num_streams: int, context: int
 ) -> Iterator[Served]:
     """Run llama-server on one core, with an RPC server per stage if there are several stages."""
+    cores = own_cores(num_stages)
     with ExitStack() as opened:
         port = _free_port()
         command = [str(folder / "llama-server"), "-m", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(port), "-t", "1", "-c", str(context), "-np", str(num_streams)]
         if num_stages > 1:
             peers = []
-            for index in range(num_stages):
+            for core in cores:
                 peers.append(_free_port())
                 remote = [str(folder / "rpc-server"), "-H", "127.0.0.1", "-t", "1"]
                 remote += ["-p", str(peers[-1])]
-                opened.enter_context(_process(remote, index, stdout=subprocess.DEVNULL))
+                opened.enter_context(_process(remote, core, stdout=subprocess.DEVNULL))
             for peer in peers:
                 wait_until(partial(_accepts, peer), within=_SECONDS, what="an RPC server accepts")
             addresses = ",".join(f"127.0.0.1:{peer}" for peer in peers)
             command += ["-ngl", "999", "--rpc", addresses]
         opened.enter_context(
-            _process(command, 0, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            _process(command, cores[0], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )
         wait_until(lambda: _is_healthy(port), within=_SECONDS, what="llama-server is healthy")
         yield Served(
@@ -269,11 +268,9 @@ def _summarize(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _process(command: list[str], index: int, **options: Any) -> Iterator[None]:
-    """Run a process and its children on one core until the end of the block."""
-    cores = sorted(os.sched_getaffinity(0))
-    core = str(cores[index % len(cores)])
-    process = subprocess.Popen(["taskset", "-c", core, *command], **options)
+def _process(command: list[str], core: int, **options: Any) -> Iterator[None]:
+    """Run a process and its children on ``core`` until the end of the block."""
+    process = subprocess.Popen(["taskset", "-c", str(core), *command], **options)
     try:
         yield
     finally:

@@ -546,7 +546,7 @@ class Sampler:
             self.is_ending.wait(max(0.0, _SAMPLE_SECONDS - (time.monotonic() - started)))
 
     def report(self, board: Board, result: BoardResult) -> None:
-        """Note the peaks of a board in its result, and what the kernel has killed on it."""
+        """Note in a board's result its peaks and how many processes the kernel has killed on it."""
         result.worker_peak_bytes = self.worker_peaks.get(board.group, 0)
         result.board_peak_bytes = self.board_peaks.get(board.group, 0)
         result.num_kills = num_kills(board.group)

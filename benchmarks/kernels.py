@@ -39,7 +39,7 @@ PREFILL_ROWS = 512
 
 
 def seconds_of_passes(run: Callable[[], object], repeats: int) -> list[float]:
-    """Return the wall-clock seconds of each pass after one that does not count."""
+    """Return the wall-clock seconds of each pass, after a warm-up pass."""
     run()
     seconds = []
     for _ in range(repeats):

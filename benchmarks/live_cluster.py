@@ -7,6 +7,7 @@ mark in its environment, so that what is left over at the end can be found.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -300,6 +301,11 @@ def divided_among(
         if len(deployed["stages"]) != len(cores):
             raise RuntimeError(f"{len(deployed['stages'])} stages instead of {len(cores)}")
         yield cluster
+
+
+def own_cores(number: int) -> list[int]:
+    """Return a core of this process for each of ``number`` others, in turn if there are fewer."""
+    return list(itertools.islice(itertools.cycle(sorted(os.sched_getaffinity(0))), number))
 
 
 def wait_until(condition: Callable[[], bool], *, within: float, what: str) -> float:

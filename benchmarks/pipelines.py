@@ -12,7 +12,6 @@ PYTHON`` two agents of another version of Potluck, which that interpreter import
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -32,7 +31,7 @@ from typing import Any
 import psutil
 from circumstances import write_result
 from command_line import documented_parser
-from live_cluster import WORKER_MODULE, LiveAgent, divided_among
+from live_cluster import WORKER_MODULE, LiveAgent, divided_among, own_cores
 from model_shapes import weights_bytes
 from processes import scheduled_seconds
 from token_stream import NO_END, random_prompt
@@ -203,9 +202,8 @@ def _cluster(
     arguments: argparse.Namespace, num_agents: int, python: str
 ) -> Iterator[list[LiveAgent]]:
     """Run ``num_agents`` agents with the model divided among them; the first one coordinates."""
-    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
     with divided_among(
-        list(itertools.islice(cores, num_agents)),
+        own_cores(num_agents),
         arguments.model,
         MODEL_ID,
         python=python,

@@ -141,8 +141,8 @@ def stream_whole(port: int, model: str, ask: Ask) -> TokenStream:
 def joint_rate(streams: Sequence[Sequence[float]], num_tokens: int) -> float:
     """Return the tokens per second of all streams together, while all of them decode.
 
-    ``streams`` are the times of the events of each, which brought ``num_tokens``: text may wait for
-    the rest of a character, so that events are fewer than tokens.
+    ``streams`` holds the times of each stream's events. Each stream has ``num_tokens`` tokens, and
+    may have fewer events, because text waits for the rest of a character.
     """
     begin = max(times[0] for times in streams)
     end = min(times[-1] for times in streams)

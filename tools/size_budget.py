@@ -85,7 +85,7 @@ def structure(source: Path) -> tuple[Counts, str]:
     methods: dict[str, int] = {}
     fields: dict[str, int] = {}
     for path in sorted(source.rglob("*.py")):
-        for node in ast.walk(_parsed(path)):
+        for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.ClassDef):
                 name = f"{path.relative_to(source)}:{node.name}"
                 functions = [each for each in node.body if isinstance(each, _FUNCTIONS)]
@@ -206,13 +206,9 @@ def _sources(folder: Path) -> Iterable[Path]:
 
 
 def _size(path: Path) -> Counts:
-    names = _public_names(_parsed(path)) if path.suffix == ".py" else 0
-    return {"lines": path.read_bytes().count(b"\n"), "files": 1, "names": names}
-
-
-@cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
+    content = path.read_bytes()
+    names = _public_names(ast.parse(content)) if path.suffix == ".py" else 0
+    return {"lines": content.count(b"\n"), "files": 1, "names": names}
 
 
 def _sum(one: Counts, other: Counts) -> Counts:

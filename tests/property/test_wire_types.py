@@ -265,7 +265,7 @@ def group_parts(draw: st.DrawFn) -> GroupPart:
 
 @st.composite
 def shards(draw: st.DrawFn) -> Shard:
-    """Any layers of a model that there can be."""
+    """The layers of any possible stage."""
     layers = st.integers(0, 2**63)
     start, end, num_layers = sorted(draw(st.tuples(layers, layers, layers)))
     return Shard(

@@ -257,7 +257,7 @@ def test_a_seed_whose_store_is_full_fetches_each_chunk_for_a_peer_once(
 
 
 def num_relayed(node: TransferNode) -> int:
-    """How many chunks are in its memory for peers."""
+    """The number of chunks in a node's memory for peers."""
     return sum(len(each.present) for each in node.board.relay._windows.values())
 
 

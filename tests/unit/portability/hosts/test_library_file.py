@@ -25,7 +25,7 @@ def host_files() -> list[Path]:
 def test_both_readers_agree(path: Path) -> None:
     data = path.read_bytes()
     expected, found = read_elf(data), read_library_file(data)
-    for field in FIELDS:  # of functions that both call
+    for field in FIELDS:  # read by functions that both readers call
         assert getattr(found, field) == getattr(expected, field)
     assert found.version_definitions == expected.version_definitions
     assert Counter(found.defined) == Counter(expected.defined)  # in other orders
