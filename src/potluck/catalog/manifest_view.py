@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -22,13 +22,11 @@ from typing import BinaryIO, Protocol
 from potluck.catalog.file_names import SMALL_FILES
 from potluck.catalog.manifests import check_manifest, manifest_digest
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError
-from potluck.formats.files import ByteFile, ReadableFile, ReadOnlyFile, read_bytes
+from potluck.formats.files import ReadableFile, ReadOnlyFile, read_bytes, read_pieces
 from potluck.formats.gguf import is_gguf
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
 from potluck.host.cache_folder import cache_path
 from potluck.types.content import FileContent, Manifest
-
-_PIECE_BYTES = 2**20
 
 _HEAD = ".head-"
 _HEAD_DIGITS = 32
@@ -88,7 +86,7 @@ class FileHead:
         if not 0 <= self.num_bytes <= most_bytes:
             raise PotluckError(f"{self._file.path} is not the head of a file")
         digest = hashlib.sha256()
-        for piece in _pieces(self._file, _DIGEST_BYTES, self._file.size):
+        for piece in read_pieces(self._file, _DIGEST_BYTES, self._file.size):
             digest.update(piece)
         if digest.digest() != read_bytes(self._file, 0, _DIGEST_BYTES):
             raise PotluckError(f"{self._file.path} is damaged")
@@ -119,7 +117,7 @@ class HeadRecorder:
         ):
             return
         try:
-            for piece in _pieces(source, self._num_bytes, offset):
+            for piece in read_pieces(source, self._num_bytes, offset):
                 self._append(piece)
             self._append(data[self._num_bytes - offset :])
         except OSError:
@@ -400,7 +398,7 @@ class ManifestView:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with closing(self._content_file(name)) as source, temporary.open("xb") as target:
-                for piece in _pieces(source, 0, content.num_bytes):
+                for piece in read_pieces(source, 0, content.num_bytes):
                     digest.update(piece)
                     target.write(piece)
             if digest.hexdigest() != content.sha256:
@@ -422,12 +420,6 @@ class ManifestView:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
         self._checked.add(name)
-
-
-def _pieces(file: ByteFile, start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes ``[start, end)`` of a file in pieces."""
-    for offset in range(start, end, _PIECE_BYTES):
-        yield read_bytes(file, offset, min(_PIECE_BYTES, end - offset))
 
 
 def _temporary(path: Path) -> Path:

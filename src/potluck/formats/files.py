@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -20,6 +20,8 @@ from potluck.errors import ModelFileError, ModelNotFoundError
 _LARGEST_FOLIO_BYTES = 2 * 2**20
 """The page cache keeps pages in groups (folios) of up to this size on most machines, and can only
 drop whole groups: the group in which the previous read ended can be dropped now."""
+
+_PIECE_BYTES = 2**20
 
 _READING_HINT = "check that the file is readable and that the disk has no errors"
 _CHANGED_HINT = "make sure that nothing writes to the model's files while it loads, and try again"
@@ -219,6 +221,15 @@ def read_bytes(file: ByteFile, offset: int, num_bytes: int) -> bytes:
     with memoryview(data) as view:
         file.read_into(offset, view)
     return bytes(data)
+
+
+def read_pieces(file: ByteFile, start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes ``[start, end)`` of ``file`` in pieces of at most 1 MiB.
+
+    Raise the errors of ``read_into``.
+    """
+    for offset in range(start, end, _PIECE_BYTES):
+        yield read_bytes(file, offset, min(_PIECE_BYTES, end - offset))
 
 
 def quoted(text: str) -> str:

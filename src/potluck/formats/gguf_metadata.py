@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from potluck.errors import ModelFileError
-from potluck.formats.files import ByteFile, quoted, read_bytes
+from potluck.formats.files import ByteFile, quoted, read_bytes, read_pieces
 
 MAX_HEADER_BYTES = 128 * 2**20
 """The maximum size of a header. The largest known vocabularies (262,144 tokens and their merges,
@@ -253,8 +253,6 @@ class _Text:
     num_bytes: int
 
 
-_PIECE_BYTES = 2**20
-
 MetadataValue: TypeAlias = "int | float | bool | str | MetadataArray"
 """A value of the metadata. Bytes of a string that are not UTF-8 become lone surrogates
 (``surrogateescape``), so that no data is lost and decoding never fails."""
@@ -290,10 +288,8 @@ class Metadata(Mapping[str, MetadataValue]):
         return len(self._values)
 
     def stored_bytes(self, key: str) -> Iterator[bytes]:
-        """Yield a value with its type as stored in the file, in pieces of at most 1 MiB."""
-        start, end = self._extents[key]
-        for offset in range(start, end, _PIECE_BYTES):
-            yield read_bytes(self._file, offset, min(_PIECE_BYTES, end - offset))
+        """Return a value with its type as stored in the file, in pieces of at most 1 MiB."""
+        return read_pieces(self._file, *self._extents[key])
 
 
 def read_metadata(file: ByteFile, reader: HeaderReader, count: int) -> Metadata:

@@ -36,25 +36,6 @@ END = CONTROL + b"<end of text>"
 """A control token that no grammar can name, because of its spaces. The library fails with an
 obscure error if there are no control tokens."""
 
-
-class LibraryTokens:
-    """Tokens, of which the last is ``END``, in the form of ``llguidance.TokenizerWrapper``."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-    special_token_ids: tuple[int, ...] = ()
-
-    def __init__(self, tokens: list[bytes]) -> None:
-        self.tokens = tokens
-        self.eos_token_id = len(tokens) - 1
-
-    def __call__(self, text: str) -> list[int]:
-        """Raise an error: this is never called, because grammars here force no tokens."""
-        raise NotImplementedError(
-            f"grammars must not force tokens, but {text!r} had to be tokenized"
-        )
-
-
 _MAX_INTEGER = 10**15 - 1
 """The maximum number of digits of integers that a schema does not bound: small models tend to write
 digits forever, and most JSON parsers do not represent integers above 2^53 exactly.
@@ -85,6 +66,24 @@ _START = "start"
 _BODY = "body"
 _NAMED = re.compile(r"<[^<>\s\[][^<>\s]*>")
 _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+
+
+class LibraryTokens:
+    """A list of tokens that ends with ``END``, as a ``llguidance.TokenizerWrapper``."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    special_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self.tokens = tokens
+        self.eos_token_id = len(tokens) - 1
+
+    def __call__(self, text: str) -> list[int]:
+        """Raise an error: this is never called, because grammars here force no tokens."""
+        raise NotImplementedError(
+            f"grammars must not force tokens, but {text!r} had to be tokenized"
+        )
 
 
 def json_schema(schema: Mapping[str, object] | bool) -> str:

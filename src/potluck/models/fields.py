@@ -26,8 +26,9 @@ HEAD_DIM_MULTIPLE = 8
 EXPERT_ROWS_MULTIPLE = 16
 """Row counts of an expert's matrices must be multiples of this, so that an expert is a range of
 whole panels."""
-_T = TypeVar("_T")
 _COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Fields:
 
     def positives(self, key: str, count: int) -> tuple[float, ...]:
         """Return a list of ``count`` finite numbers above 0."""
-        self._value(key, None)
+        self._value(key, None)  # unlike other lists, it is required
         problem = f"must be a list of {count} positive numbers"
         numbers = self._list(
             key,

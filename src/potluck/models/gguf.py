@@ -73,9 +73,9 @@ _READ_KEYS = frozenset(
     }
 )
 ATTENTION_BIASES = frozenset({"attn_q", "attn_output"})
-"""Those of ``ALL_BIASES`` that belong to attention."""
+"""Matrices of attention whose biases ``read_config`` can look for."""
 ALL_BIASES = ATTENTION_BIASES | {"ffn_gate"}
-"""Matrices of a layer whose biases ``read_config`` finds in the tensors."""
+"""All matrices of a layer whose biases ``read_config`` can look for."""
 
 # Known keys that do not affect the arithmetic of these families. The vocabulary's size is that of
 # the embedding. ``potluck.catalog.vectors`` reads how vectors are computed.
@@ -120,13 +120,13 @@ def read_config(
     """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
 
     ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
-    under the file's names. ``optional_biases`` are names of ``ALL_BIASES``, which the family has if
-    the file does: those of attention in ``attention_layer``, those of MLPs in the first layer.
+    under the file's names. ``optional_biases`` are the matrices of ``ALL_BIASES`` that have a bias
+    if the file has one: for attention in ``attention_layer``, and for MLPs in the first layer.
     ``sliding_window`` applies to every layer; ``experts`` has one entry per layer. Layers are
     otherwise equal; a family changes them with ``with_layers``.
     """
     if not optional_biases <= ALL_BIASES:
-        raise ValueError(f"no biases that are looked for: {sorted(optional_biases - ALL_BIASES)}")
+        raise ValueError(f"unknown biases: {sorted(optional_biases - ALL_BIASES)}")
     fields = _without_equal_lists(fields)
     _refuse_unsupported(fields, _READ_KEYS | _DESCRIPTIVE_KEYS | implemented, lists=implemented)
     hidden_size = fields.count("embedding_length", MAX_WIDTH)

@@ -373,7 +373,7 @@ def check_kinds(fields: Fields, key: str, kinds: Sequence[str], known: Set[str])
 def check_layer_kinds(fields: Fields, kinds: Sequence[str], known: Set[str]) -> None:
     """Raise unless ``kinds``, from ``layer_types``, has one of ``known`` for each layer.
 
-    An unknown kind counts before a wrong number, in contrast to ``check_kinds``.
+    Unlike ``check_kinds``, it checks the kinds before their number.
     """
     if unknown := sorted(set(kinds) - known):
         raise unsupported(*(f"layer_types {kind}" for kind in unknown))

@@ -83,7 +83,7 @@ class StoredPart:
 def concatenated(name: str, *stems: str, ending: str = "") -> Mapping[str, StoredPart]:
     """Return the parts of a file's tensor ``name``, which has the rows of ``stems`` in this order.
 
-    ``ending`` completes the canonical names if ``name`` is complete, such as ``.weight``.
+    If ``name`` is a complete name, ``ending``, such as ``.weight``, completes the canonical names.
     """
     return {
         stem + ending: StoredPart(name=name, is_part=index == 0, after=stems[:index])

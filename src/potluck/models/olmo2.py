@@ -56,9 +56,9 @@ def _from_olmo3(fields: Fields) -> ModelConfig:
         for slides in (False, True)
     }
     is_sliding = gemma.sliding_layers(fields, pattern=_PATTERN)
-    if fields.is_null("sliding_window"):
+    window = hugging_face.window_unless_null(fields)
+    if window is None:
         is_sliding = (False,) * config.num_layers
-    window = fields.count("sliding_window", MAX_CONTEXT_TOKENS, 4096)
     return gemma.with_two_kinds(config, is_sliding, window, ropes, NormPlaces.POST)
 
 

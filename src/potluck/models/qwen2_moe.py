@@ -46,8 +46,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def read_experts_by_step(
     fields: Fields, *, shared_width: int | None = None
 ) -> tuple[ExpertsConfig | None, ...]:
-    """Return the experts of the layers that have any, with a shared one of ``shared_width`` if the
-    file does not specify its width.
+    """Return the experts of the layers that have any, with a shared expert.
+
+    ``shared_width`` is its width if the file does not specify one.
     """
     width = fields.count("shared_expert_intermediate_size", MAX_WIDTH, shared_width)
     shared = MlpConfig(width=width)

@@ -285,13 +285,11 @@ class _Vocabulary:
 
     @classmethod
     def read(cls, fields: _Fields) -> _Vocabulary:
-        bos_default, eos_default = (1, 2) if _kind(fields) == "llama" else (None, None)
+        defaults = {"bos_token_id": 1, "eos_token_id": 2} if _kind(fields) == "llama" else {}
         tokens = fields.tokens()
         types = fields.token_types(len(tokens))
-        bos = fields.token_id("bos_token_id", len(tokens), bos_default)
-        named = {key: fields.token_id(key, len(tokens)) for key in METADATA_KEYS}
-        if named["eos_token_id"] is None:
-            named["eos_token_id"] = fields.token_id("eos_token_id", len(tokens), eos_default)
+        bos = fields.token_id("bos_token_id", len(tokens), defaults.get("bos_token_id"))
+        named = {key: fields.token_id(key, len(tokens), defaults.get(key)) for key in METADATA_KEYS}
         ends = {key: token for key, token in named.items() if token is not None}
         eos = end_tokens(tokens, ends)
         added = tuple(

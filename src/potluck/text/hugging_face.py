@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text import tekken, tiktoken
@@ -44,6 +44,9 @@ from potluck.text.vendor_tokenizers import (
     read_tiktoken_vocabulary,
 )
 from potluck.types.text import TokenList
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _MAX_TOKENS = 2**24
 """Maximum size of a vocabulary, as in a model's configuration. No model exceeds 300,000."""
@@ -248,15 +251,14 @@ def _vocab_size(parts: TokenParts) -> int:
     return size
 
 
-def _num_pieces(model: Any) -> int:
+def _num_pieces(model: PieceList | tokenizers.Tokenizer) -> int:
     """Return one more than the largest id. A vocabulary whose ids have no gaps is not copied."""
     if isinstance(model, PieceList):
         return model.size
-    num_pieces: int = model.get_vocab_size(with_added_tokens=False)
+    num_pieces = model.get_vocab_size(with_added_tokens=False)
     if all(model.id_to_token(token) is not None for token in range(num_pieces)):
         return num_pieces
-    largest: int = max(model.get_vocab(with_added_tokens=False).values())
-    return largest + 1
+    return max(model.get_vocab(with_added_tokens=False).values()) + 1
 
 
 def _boundaries(parts: TokenParts, files: ModelDirectory) -> Boundaries:

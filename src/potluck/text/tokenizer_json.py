@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class Pieces(Protocol):
-    """The pieces of a vocabulary, by id and by text."""
-
-    def token_to_id(self, token: str) -> int | None:
-        """Return the id of a piece."""
-        ...
-
-    def id_to_token(self, id: int) -> str | None:
-        """Return the piece with an id."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenParts:
     """The definitions of single tokens in vocabulary files.
@@ -45,7 +33,7 @@ class TokenParts:
     ``eos`` ends a text unless the other files name another token.
     """
 
-    model: Pieces
+    model: PieceList | tokenizers.Tokenizer
     added: dict[int, dict[str, Any]]
     notation: Notation
     leading: tuple[int, ...] = ()
@@ -77,7 +65,7 @@ class VocabularyParts(TokenParts):
 
 
 class PieceList:
-    """``Pieces`` from a file, without the library."""
+    """The pieces of a vocabulary, by id and by text, without the library."""
 
     def __init__(self, ids: dict[str, int]) -> None:
         self._ids = ids

@@ -13,7 +13,7 @@ from pathlib import Path
 from potluck import kernels
 from potluck.catalog import ContentFile, ModelDescription, canonical_source
 from potluck.formats import packed
-from potluck.formats.files import ByteFile, ReadOnlyFile, read_bytes
+from potluck.formats.files import ByteFile, ReadOnlyFile, read_pieces
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import program_to_count
 from potluck.models.registry import stored_weights
@@ -22,7 +22,6 @@ from potluck.types.stage import StagePlan
 from potluck.types.tensor import TensorInfo
 from potluck.weights.load import check_weights, loaded_weights
 
-_PIECE_BYTES = 2**20
 _BLOB_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -81,8 +80,8 @@ def _identity(file: ByteFile, header_bytes: int) -> list[object]:
     if not isinstance(file, ReadOnlyFile | ContentFile):
         raise TypeError(f"{file.path} is not on this disk")
     digest = hashlib.sha256()
-    for offset in range(0, header_bytes, _PIECE_BYTES):
-        digest.update(read_bytes(file, offset, min(_PIECE_BYTES, header_bytes - offset)))
+    for piece in read_pieces(file, 0, header_bytes):
+        digest.update(piece)
     identity: list[object] = [file.size, digest.hexdigest()]
     if isinstance(file, ContentFile):
         return [*identity, file.content.sha256]
