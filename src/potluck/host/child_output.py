@@ -106,8 +106,9 @@ class Status:
 
 
 def read_document(data: bytes) -> dict[str, object] | str:
-    """Parse a child's whole output: its answer, or ``{"refused": "why"}``. Return what is wrong
-    with it if it is invalid, as output with numbers that are not finite is.
+    """Parse a child's whole output: its answer, or ``{"refused": "why"}``.
+
+    If the output is invalid, return what is wrong with it. Only finite numbers are valid.
     """
     if not data.strip():
         return "printed nothing"

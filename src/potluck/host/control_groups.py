@@ -47,15 +47,15 @@ def control_groups(system: System, controller: str) -> Iterator[ControlGroup]:
 
 
 def read_mounts(system: System) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the fields of each mount of this process: five or more about the mount, in which octal
-    escapes (of blanks) are replaced, and one or more about the file system.
+    """Yield the fields of each mount of this process: five or more about the mount, with octal
+    escapes (of blanks) replaced, and one or more about the file system.
     """
     for line in (system.text(system.proc / "self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         fields, file_system = before.split(), after.split()
         if len(fields) >= 5 and file_system:
-            spelled = [_ESCAPE.sub(lambda each: chr(int(each[1], 8)), field) for field in fields]
-            yield spelled, file_system
+            unescaped = [_ESCAPE.sub(lambda each: chr(int(each[1], 8)), field) for field in fields]
+            yield unescaped, file_system
 
 
 def _own_groups(system: System, controller: str) -> Iterator[tuple[int, PurePosixPath]]:

@@ -45,7 +45,13 @@ class ConnectedChild:
     async def end(self, *, timeout_seconds: float) -> None:
         """Close the stream, and wait for the end of the child; kill it if it takes too long."""
         self.writer.close()
-        await end_child(self.process, timeout_seconds=timeout_seconds)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
 
 
 async def start_connected_child(
@@ -72,14 +78,3 @@ async def start_connected_child(
         )
         unless_started.pop_all()
     return ConnectedChild(process, reader, writer)
-
-
-async def end_child(process: asyncio.subprocess.Process, *, timeout_seconds: float) -> None:
-    """Wait for the end of a child that was told to end; kill it if it takes too long."""
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

@@ -108,9 +108,12 @@ class KnownFiles:
         return None
 
     def _keep(self, path: Path, stamp: FileStamp, content: FileContent, digests: bytes) -> None:
-        times = stamp.modified_nanoseconds, stamp.changed_nanoseconds
-        stamped = (stamp.size, *times, stamp.inode)
-        record = _Record(os.fsencode(path), stamped, content.num_bytes, digests)
+        record = _Record(
+            os.fsencode(path),
+            (stamp.size, stamp.modified_nanoseconds, stamp.changed_nanoseconds, stamp.inode),
+            content.num_bytes,
+            digests,
+        )
         data = msgspec.msgpack.encode(record)
         name = self._folder / f"{content.sha256}-{_key(path)}{_SUFFIX}"
         try:

@@ -1,4 +1,4 @@
-"""The symbols that a lookup can find: those of a hash table, of certain kinds.
+"""Find the symbols in a file's hash table, and define which kinds of them a lookup returns.
 
 The GNU hash table has no specification, see
 https://sourceware.org/legacy-ml/binutils/2006-10/msg00377.html.

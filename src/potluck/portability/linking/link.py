@@ -25,8 +25,8 @@ from potluck.portability.linking.object_tree import (
 )
 
 _PYTHON_LIBRARIES = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "libutil.so.1", "libc.so.6")
-"""What the Python interpreter has in its global scope, as far as the host has it: the libraries
-that CPython links with on glibc (LIBS and LIBM of its configure.ac); distributions may add more.
+"""The libraries in the Python interpreter's global scope, as far as the host has them: those that
+CPython links with on glibc (LIBS and LIBM of its configure.ac); distributions may add more.
 """
 
 _PYTHON_PREFIXES: tuple[str, ...] = ("Py", "_Py")
@@ -103,7 +103,7 @@ class Linker:
         self._before = self.libraries.loaded_with(_PYTHON_LIBRARIES)
 
     def link(self, tree: ObjectTree, roots: Iterable[TreeObject]) -> Iterator[Link]:
-        """Open each of ``roots``, which must be for the host's machine, in a Python of its own.
+        """Open each of ``roots``, all for the host's machine, in a separate Python process.
 
         Programs are started instead: nothing is loaded before them. Beyond its arguments, the
         result depends on the host's ``system`` alone.
