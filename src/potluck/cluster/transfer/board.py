@@ -21,7 +21,7 @@ from potluck.cluster.transfer.jobs import Jobs
 from potluck.cluster.transfer.lane_work import LaneWork
 from potluck.cluster.transfer.messages import ProcessMessage
 from potluck.cluster.transfer.reading import Reading, Serving
-from potluck.cluster.transfer.shared_file import Origin, Routes
+from potluck.cluster.transfer.shared_file import Origin, Routes, SharedFile
 from potluck.cluster.transfer.window import Relay
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
@@ -65,16 +65,22 @@ class Board:
             known = self._jobs.add(job)
             known.routes = routes
             known.failure = None
-            self._fetch_order.end_ahead(known)
+            in_use: list[SharedFile] = []
             for name in routes.manifest.files:
                 file = self.files.get(name.content.sha256)
                 if file is not None:
+                    file.num_users += 1  # a file that is closed forgets the origins of its chunks
+                    in_use.append(file)
                     file.label = name.name
                     file.failed.clear()
-                    self.assignments.unqueue(file)
-                    self.assignments.forget_stranded(file)
+            self._fetch_order.end_ahead(known)
+            for file in in_use:
+                self.assignments.unqueue(file)
+                self.assignments.forget_stranded(file)
             self._fetch_order.request_job(job)
             self._fetch_order.fetch_ahead(known, ahead)
+            for file in in_use:
+                self.files.release(file)
             self.changes.wake()
 
     def end_job(self, job: str) -> None:
@@ -120,7 +126,7 @@ class Board:
             self.assignments.expire(now)
             for name, job in self._jobs.items():
                 demands = self.readers.demands_of(name)
-                self._fetch_order.end_ahead_if_done(job, has_readers=bool(demands))
+                self._fetch_order.end_ahead_if_done(job, demands)
                 progress = job.progress.report(name, demands, now) if name else None
                 if progress is not None:
                     self._report(progress)

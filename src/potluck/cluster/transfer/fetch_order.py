@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from potluck.cluster.transfer.assignments import Assignments
 from potluck.cluster.transfer.demand import Demand, Reader, Readers
@@ -86,14 +87,15 @@ class FetchOrder:
             job.ahead = None
             self.drop(ahead)
 
-    def end_ahead_if_done(self, job: Job, *, has_readers: bool) -> None:
-        """Release files that were fetched ahead once readers use them, or none has come."""
+    def end_ahead_if_done(self, job: Job, readers: Sequence[Demand]) -> None:
+        """Release files that were fetched ahead once readers want all of them, or none has come."""
         if job.ahead is None:
             return
-        is_complete = all(
-            each.done_bytes >= each.total_bytes for each in job.ahead.demands.values()
-        )
-        if is_complete and (has_readers or self._jobs.age(job) >= READER_SECONDS):
+        ahead = job.ahead.demands[""]
+        if ahead.done_bytes < ahead.total_bytes:
+            return
+        wanted = {file for demand in readers for file in demand.files()}
+        if wanted.issuperset(ahead.files()) or self._jobs.age(job) >= READER_SECONDS:
             self.end_ahead(job)
 
     def bring_first(self, demand: Demand, file: SharedFile, first: int, end: int) -> None:

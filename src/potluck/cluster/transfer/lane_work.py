@@ -130,23 +130,29 @@ class LaneWork:
         digest = sha256_of(data)
         with self._changes:
             expected = file.digest(chunk)
+            if expected is not None and digest != expected:
+                raise WrongBytesError(
+                    f"chunk {chunk} of {file.label or file.content.sha256} does not match its "
+                    "SHA-256"
+                )
+            if claimed is not None and digest != claimed:
+                raise WrongBytesError(
+                    f"chunk {chunk} of {file.label or file.content.sha256} does not match the "
+                    "announced SHA-256"
+                )
             keeps = file.blob is not None and self._readers.may_store(file, chunk)
-        if expected is not None and digest != expected:
-            raise WrongBytesError(
-                f"chunk {chunk} of {file.label or file.content.sha256} does not match its SHA-256"
-            )
-        if claimed is not None and digest != claimed:
-            raise WrongBytesError(
-                f"chunk {chunk} of {file.label or file.content.sha256} does not match the "
-                "announced SHA-256"
-            )
+            if keeps:  # before it is written: a reader may find and count it at once
+                file.note_origin(chunk, origin.label)
         if keeps:
             try:
                 file.write(chunk, data, digest)
             except DamagedChunkError as error:
+                with self._changes:
+                    file.take_origin(chunk)
                 raise WrongBytesError(error.message) from error
             except StoreFullError as error:
                 with self._changes:
+                    file.take_origin(chunk)
                     self._fetch_order.stop_keeping(file, error)
                     if file.peer_waits[chunk]:
                         self._relay.admit(file, chunk)
@@ -159,8 +165,8 @@ class LaneWork:
                 if not keeps and not demand.keeps and demand.is_due(file, chunk):
                     demand.window(file).put(chunk, data)
                 demand.count(file, chunk, origin.label)
-            if keeps and not self._readers.is_reported(file, chunk):
-                file.note_origin(chunk, origin.label)
+            if self._readers.is_reported(file, chunk):
+                file.take_origin(chunk)
             if not keeps:
                 self._relay.put(file, chunk, data)
             self._changes.wake()

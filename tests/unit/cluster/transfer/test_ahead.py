@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.cluster.transfers import JOB, TransferNode, file_bytes, from_peer, 
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer import fetch_order
+from potluck.cluster.transfer.shared_file import SharedFile
 from potluck.types.content import CHUNK_BYTES, ReadingOrder
 
 DATA = file_bytes(6 * CHUNK_BYTES + 77, seed=21)
@@ -47,6 +49,47 @@ def test_a_reader_counts_what_was_fetched_ahead_for_its_source(tmp_path: Path) -
         again.want(JOB, [(CONTENT, [(0, CHUNK_BYTES)])], keep=True)
         from_disk = three_chunks | {"disk": CHUNK_BYTES}
         eventually(lambda: node.progress().by_source == from_disk)
+
+
+@pytest.mark.parametrize("meanwhile", ["other sources", "a reader of other files"])
+def test_what_was_fetched_ahead_keeps_its_source(tmp_path: Path, meanwhile: str) -> None:
+    with nodes(tmp_path, 2) as [owner, node]:
+        owner.give("model.gguf", DATA)
+        fetch_ahead(node, owner)
+        eventually(lambda: node.held_chunks(CONTENT) == 5)
+        client = node.client()
+        if meanwhile == "other sources":
+            fetch_ahead(node, owner)
+        else:
+            client.want(JOB, [], keep=True)
+            eventually(lambda: len(node.board.readers.demands_of(JOB)) == 1)
+            node.board.tick()
+        client.want(JOB, [(CONTENT, [(0, 2 * CHUNK_BYTES)])], keep=True)
+        expected = {owner.node_id: 2 * CHUNK_BYTES}
+        eventually(lambda: node.progress().by_source == expected)
+
+
+def test_a_chunk_that_is_read_as_soon_as_it_is_written_keeps_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = SharedFile.write
+    with nodes(tmp_path, 2) as [owner, node]:
+        owner.give("model.gguf", DATA)
+        client = node.client()
+        client.open_file(CONTENT, label="model", job=JOB)
+
+        def write_and_read(file: SharedFile, chunk: int, data: bytes, digest: bytes) -> None:
+            write(file, chunk, data, digest)
+            [reader] = [each for each in node.board.readers if JOB in each.demands]
+            found = node.board.reading.find(reader, CONTENT, chunk, chunk + 1)
+            assert isinstance(found, tuple)
+            os.close(found[1])
+
+        monkeypatch.setattr(SharedFile, "write", write_and_read)
+        node.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
+        client.want(JOB, [(CONTENT, [(0, 2 * CHUNK_BYTES)])], keep=True)
+        eventually(lambda: node.progress().done_bytes == 2 * CHUNK_BYTES)
+        assert node.progress().by_source == {owner.node_id: 2 * CHUNK_BYTES}
 
 
 def test_a_reader_that_wants_other_chunks_has_those_that_it_got(tmp_path: Path) -> None:
