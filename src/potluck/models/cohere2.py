@@ -36,7 +36,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     values = {"rms_norm_eps": fields.positive("layer_norm_eps", 1e-5)}
     config = hugging_face.read_config(
         fields.with_defaults({"tie_word_embeddings": True}).changed(values),
-        family="cohere2",
         implemented=frozenset(
             {
                 "layer_types",
@@ -72,7 +71,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="cohere2",
         implemented=frozenset(
             {"attention.layer_norm_epsilon", "attention.sliding_window", "logit_scale"}
         ),

@@ -49,7 +49,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields.refuse_others(_ACCEPTED)
     has_experts = latent.after_dense_layers(fields)
     experts = latent.read_experts_of_layers(fields, ExpertScore.SOFTMAX, has_experts)
-    return latent.read_hugging_face(fields, family="deepseek_v2", experts=experts)
+    return latent.read_hugging_face(fields, experts=experts)
 
 
 DEEPSEEK_V2 = Family(

@@ -8,7 +8,6 @@ are skipped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from potluck.models import latent
 from potluck.models.family import Family
@@ -54,7 +53,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_experts = latent.after_dense_layers(fields)
     return latent.read_hugging_face(
         fields,
-        family="deepseek_v3",
         experts=latent.read_experts_of_layers(fields, ExpertScore.SIGMOID, has_experts),
         is_interleaved=fields.truth("rope_interleave", default=True),
     )
@@ -65,7 +63,7 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     gguf_architectures=("deepseek2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(latent.read_gguf, family="deepseek_v3"),
+    from_gguf=latent.read_gguf,
     names=NAMES,
     aliases={"kimi_k2": "DeepseekV3ForCausalLM"},
 )

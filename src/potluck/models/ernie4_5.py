@@ -18,7 +18,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA, "tie_word_embeddings": True}
     return hugging_face.read_config(
         fields.with_defaults(defaults),
-        family="ernie4_5",
         implemented=frozenset({"use_bias"}),
         absent_kv_heads=2,
         default_head_dim=None if fields.is_null("head_dim") else 128,
@@ -34,6 +33,6 @@ ERNIE4_5 = Family(
     aliases={"ernie4_5": "Ernie4_5_ForCausalLM"},
     gguf_architectures=("ernie4_5",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(gguf.read_config, family="ernie4_5", optional_biases=gguf.ALL_BIASES),
+    from_gguf=partial(gguf.read_config, optional_biases=gguf.ALL_BIASES),
     names=INTERLEAVED_NAMES,
 )

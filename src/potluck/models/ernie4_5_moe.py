@@ -56,7 +56,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         raise unsupported(f"moe_norm_min={fields.get('moe_norm_min')}")
     return hugging_face.read_config(
         fields,
-        family="ernie4_5_moe",
         implemented=frozenset(),
         experts=_experts(fields),
     )
@@ -94,7 +93,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="ernie4_5_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=True),
     )

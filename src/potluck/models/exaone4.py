@@ -20,7 +20,6 @@ _PATTERN_KEY = "sliding_window_pattern"
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     config = hugging_face.read_config(
         fields,
-        family="exaone4",
         implemented=frozenset({"layer_types", "sliding_window", _PATTERN_KEY}),
         absent_kv_heads=32,
         head_norm=HeadNorm.HEAD,
@@ -53,7 +52,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="exaone4",
         implemented=frozenset({"attention.sliding_window"}),
         head_norm=HeadNorm.HEAD,
     )

@@ -51,7 +51,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_bias = fields.truth("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
-        family="falcon_h1",
         implemented=frozenset({"attention_bias", "embedding_multiplier", "mlp_bias"}),
         absent_kv_heads=8,
         qkv_bias=has_bias,
@@ -133,7 +132,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="falcon_h1",
         implemented=mamba_fields.GGUF_KEYS,
         optional_biases=frozenset({"attn_q", "ffn_gate"}),
     )

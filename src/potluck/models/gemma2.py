@@ -58,7 +58,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = gemma.with_defaults(fields, _DEFAULTS)
     config = hugging_face.read_config(
         fields,
-        family="gemma2",
         implemented=_IMPLEMENTED,
         reads_attention_bias=True,
         activations=gemma.ACTIVATIONS,
@@ -81,7 +80,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="gemma2",
         implemented=_GGUF_KEYS,
         activation=Activation.GELU_TANH,
     )

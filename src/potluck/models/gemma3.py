@@ -57,7 +57,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     ropes = _read_ropes(fields)
     config = hugging_face.read_config(
         fields.without("rope_parameters", "rope_scaling", "rope_theta"),
-        family="gemma3_text",
         implemented=_IMPLEMENTED,
         reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
@@ -106,7 +105,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="gemma3_text",
         implemented=_GGUF_KEYS,
         head_norm=HeadNorm.HEAD,
         activation=Activation.GELU_TANH,

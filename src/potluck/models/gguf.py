@@ -105,7 +105,6 @@ def read_config(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str] = frozenset(),
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -117,7 +116,7 @@ def read_config(
     activation: Activation = Activation.SILU,
     epsilon_key: str = "attention.layer_norm_rms_epsilon",
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
+    """Return the configuration of a family that reads the keys ``implemented`` itself.
 
     ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
     under the file's names. ``optional_biases`` are the matrices of ``ALL_BIASES`` that have a bias
@@ -174,7 +173,7 @@ def read_config(
     )
     windows = (sliding_window,) * num_layers
     return ModelConfig(
-        family=family,
+        family=fields.family,
         hidden_size=hidden_size,
         vocab_size=_vocab_size(fields, source, names),
         max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
@@ -191,13 +190,12 @@ def read_recurrent_config(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str],
     recurrence: Recurrence,
 ) -> ModelConfig:
     """Return the configuration of a model whose layers only have a recurrence.
 
-    ``family`` reads the keys ``implemented`` itself. Such files declare zero heads and no
+    The family reads the keys ``implemented`` itself. Such files declare zero heads and no
     feed-forward part.
     """
     known = _READ_KEYS - {"attention.head_count", "feed_forward_length"}
@@ -205,7 +203,7 @@ def read_recurrent_config(
     names = frozenset(source.names())
     layer = LayerConfig(attention=None, recurrence=recurrence)
     return ModelConfig(
-        family=family,
+        family=fields.family,
         hidden_size=fields.count("embedding_length", MAX_WIDTH),
         vocab_size=_vocab_size(fields, source, names),
         max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),

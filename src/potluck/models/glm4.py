@@ -36,7 +36,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     config = hugging_face.read_config(
         fields,
-        family="glm4",
         implemented=frozenset({"attention_bias"}),
         qkv_bias=fields.flag("attention_bias", default=True),
         default_rotary_share=_ROTARY_SHARE,
@@ -46,7 +45,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     biases = frozenset({"attn_q"})
-    return _with_norms(gguf.read_config(fields, source, family="glm4", optional_biases=biases))
+    return _with_norms(gguf.read_config(fields, source, optional_biases=biases))
 
 
 def _with_norms(config: ModelConfig) -> ModelConfig:

@@ -52,7 +52,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_norm = fields.flag("use_qk_norm", default=False)
     return hugging_face.read_config(
         fields,
-        family="glm4_moe",
         implemented=hugging_face.EXPERT_KEYS
         | {"attention_bias", "n_routed_experts", "use_qk_norm"},
         qkv_bias=fields.flag("attention_bias", default=False),
@@ -91,7 +90,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="glm4_moe",
         implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {gguf.NEXT_KEY},
         optional_biases=frozenset({"attn_q"}),
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,

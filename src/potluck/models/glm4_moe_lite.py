@@ -53,7 +53,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     hugging_face.check_kinds(fields, "mlp_layer_types", kinds, {_DENSE, _SPARSE})
     return latent.read_hugging_face(
         fields,
-        family="glm4_moe_lite",
         experts=latent.read_experts_of_layers(
             fields, ExpertScore.SIGMOID, [kind == _SPARSE for kind in kinds]
         ),

@@ -37,7 +37,6 @@ _UNUSED_GGUF_KEYS = mamba_fields.GGUF_KEYS | {"expert_shared_feed_forward_length
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return read_hugging_face(
         fields,
-        family="granite",
         mlp_bias=fields.flag("mlp_bias", default=False),
         implemented=frozenset({"mlp_bias"}),
     )
@@ -46,15 +45,13 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def read_hugging_face(
     fields: Fields,
     *,
-    family: str,
     mlp_bias: bool = False,
     implemented: frozenset[str] = frozenset(),
     experts: tuple[ExpertsConfig, ...] | None = None,
 ) -> ModelConfig:
-    """Return a ``family``'s model with multipliers; it reads the keys ``implemented`` itself."""
+    """Return a model with multipliers; it reads the keys ``implemented`` itself."""
     config = hugging_face.read_config(
         fields,
-        family=family,
         implemented=_IMPLEMENTED | implemented,
         reads_attention_bias=True,
         mlp_bias=mlp_bias,
@@ -106,7 +103,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="granite",
         implemented=GGUF_KEYS | _UNUSED_GGUF_KEYS,
         optional_biases=gguf.ALL_BIASES,
     )

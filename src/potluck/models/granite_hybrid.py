@@ -65,7 +65,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         read = read.changed({"intermediate_size": width})
     config = granite.read_hugging_face(
         read,
-        family="granitemoehybrid",
         implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias"},
         experts=experts,
     )
@@ -115,7 +114,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="granitemoehybrid",
         implemented=granite.GGUF_KEYS | gguf.EXPERT_KEYS | gguf.PLACE_KEYS | mamba_fields.GGUF_KEYS,
         optional_biases=gguf.ALL_BIASES,
         attention_layer=has_attention.index(True) if any(has_attention) else 0,

@@ -48,22 +48,19 @@ EXPERT_STEMS: Mapping[str, str | StoredPart] = {
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    return _read_hugging_face(fields, "granitemoe", shared=None)
+    return _read_hugging_face(fields, shared=None)
 
 
 def _shared_from_hugging_face(fields: Fields) -> ModelConfig:
     width = fields.count("shared_intermediate_size", MAX_WIDTH, 0, minimum=0)
-    return _read_hugging_face(
-        fields, "granitemoeshared", shared=MlpConfig(width=width) if width else None
-    )
+    return _read_hugging_face(fields, shared=MlpConfig(width=width) if width else None)
 
 
-def _read_hugging_face(fields: Fields, family: str, *, shared: MlpConfig | None) -> ModelConfig:
+def _read_hugging_face(fields: Fields, *, shared: MlpConfig | None) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     fields.refuse_others(_ACCEPTED)
     return granite.read_hugging_face(
         fields,
-        family=family,
         implemented=hugging_face.EXPERT_KEYS,
         experts=read_experts(fields, shared=shared),
     )
@@ -80,7 +77,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="granitemoe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS | granite.GGUF_SCALES,
         optional_biases=gguf.ATTENTION_BIASES,
         experts=gguf.read_experts_of_layers(

@@ -126,7 +126,6 @@ _COMMON_ROPE_KEYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotar
 def read_config(
     fields: Fields,
     *,
-    family: str,
     implemented: frozenset[str],
     absent_kv_heads: int | None = None,
     default_head_dim: int | None = None,
@@ -140,7 +139,7 @@ def read_config(
     activations: Mapping[str, Activation] = _SILU,
     default_rotary_share: float | None = None,
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
+    """Return the configuration of a family that reads the keys ``implemented`` itself.
 
     ``absent_kv_heads`` is the number of key-value heads if the key is absent (null, or no such
     argument, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
@@ -200,7 +199,7 @@ def read_config(
         default_rotary_share=default_rotary_share,
     )
     return ModelConfig(
-        family=family,
+        family=fields.family,
         hidden_size=hidden_size,
         vocab_size=fields.count("vocab_size", MAX_VOCAB),
         max_context_tokens=max_context_tokens,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -52,7 +51,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = with_older_names(fields, _OLDER_NAMES).with_defaults(_DEFAULTS)
     return read_hugging_face(
         fields.changed({"intermediate_size": _feed_forward_width(fields)}),
-        family="lfm2",
         has_attention=_layers_with_attention(fields),
     )
 
@@ -67,14 +65,12 @@ def with_older_names(fields: Fields, names: Mapping[str, str]) -> Fields:
 def read_hugging_face(
     fields: Fields,
     *,
-    family: str,
     has_attention: tuple[bool, ...],
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
     """Return a model with attention in some layers, and convolutions in the others."""
     config = hugging_face.read_config(
         fields.changed({"rms_norm_eps": fields.positive("norm_eps")}),
-        family=family,
         implemented=(hugging_face.EXPERT_KEYS if experts else frozenset()) | {"layer_types"},
         head_norm=HeadNorm.HEAD,
         experts=experts,
@@ -121,7 +117,6 @@ def read_gguf(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str] = frozenset(),
     experts: tuple[ExpertsConfig | None, ...] | None = None,
 ) -> ModelConfig:
@@ -132,7 +127,6 @@ def read_gguf(
     config = gguf.read_config(
         fields,
         source,
-        family=family,
         implemented=implemented | {_KERNEL_KEY},
         head_norm=HeadNorm.HEAD,
         experts=experts,
@@ -185,7 +179,7 @@ LFM2 = Family(
     architecture="Lfm2ForCausalLM",
     gguf_architectures=("lfm2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(read_gguf, family="lfm2"),
+    from_gguf=read_gguf,
     names=NAMES,
     wrappers={"lfm2_vl": "Lfm2VlForConditionalGeneration"},
 )

@@ -36,7 +36,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = lfm2.with_older_names(fields, lfm2.OLDER_TIE).with_defaults(_DEFAULTS)
     return lfm2.read_hugging_face(
         fields,
-        family="lfm2_moe",
         has_attention=lfm2.layers_with_attention(fields),
         experts=_experts(fields),
     )
@@ -66,7 +65,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return lfm2.read_gguf(
         fields,
         source,
-        family="lfm2_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         experts=gguf.read_experts_of_layers(
             # As computed by llama.cpp; it is not in the files.

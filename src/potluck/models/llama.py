@@ -18,7 +18,6 @@ from potluck.types.tensor import TensorSource
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
         fields,
-        family="llama",
         implemented=frozenset({"mlp_bias"}),
         reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
@@ -33,7 +32,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="llama",
         implemented=frozenset({"attention.sliding_window"})
         | (gguf.EXPERT_KEYS if any(experts) else frozenset()),
         optional_biases=gguf.ALL_BIASES,

@@ -57,7 +57,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     rotary_dim = fields.count("rotary_dim", head_dim, head_dim)
     return hugging_face.read_config(
         fields,
-        family="minimax_m2",
         implemented=hugging_face.EXPERT_KEYS | {"use_qk_norm"},
         head_norm=HeadNorm.WIDTH,
         experts=(experts,) * num_layers,
@@ -69,7 +68,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="minimax_m2",
         implemented=gguf.EXPERT_KEYS,
         head_norm=HeadNorm.WIDTH,
         experts=gguf.read_experts_of_layers(

@@ -51,7 +51,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     config = hugging_face.read_config(
         plain,
-        family="ministral3",
         implemented=frozenset({"sliding_window"}),
         sliding_windows=hugging_face.equal_windows(fields),
     )
@@ -60,7 +59,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    config = gguf.read_config(fields, source, family="ministral3", implemented=_GGUF_KEYS)
+    config = gguf.read_config(fields, source, implemented=_GGUF_KEYS)
     (rope,) = config.ropes
     dense.refuse_other_yarn_factor(fields, rope.factor)
     config = dataclasses.replace(config, ropes=(_with_log_scale(fields, rope),))

@@ -26,7 +26,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     window = hugging_face.window_unless_null(fields)
     return hugging_face.read_config(
         fields,
-        family="mistral",
         implemented=frozenset({"sliding_window"}),
         absent_kv_heads=8,
         sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),

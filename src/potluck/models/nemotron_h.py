@@ -99,7 +99,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     width = fields.count("intermediate_size", MAX_WIDTH)
     config = hugging_face.read_config(
         fields.changed({"num_hidden_layers": len(kinds)}),
-        family="nemotron_h",
         implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias", "n_routed_experts"},
         absent_kv_heads=8,
     )
@@ -248,7 +247,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="nemotron_h",
         implemented=gguf.EXPERT_KEYS
         | gguf.ROUTING_KEYS
         | gguf.PLACE_KEYS

@@ -37,7 +37,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     return hugging_face.read_config(
         fields,
-        family="olmoe",
         implemented=hugging_face.EXPERT_KEYS,
         reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
@@ -49,7 +48,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="olmoe",
         implemented=gguf.EXPERT_KEYS,
         head_norm=HeadNorm.WIDTH,
         # As computed by llama.cpp's build_olmoe; it is not in the files.

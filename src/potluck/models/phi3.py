@@ -33,7 +33,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _with_newer_names(fields.with_defaults(_DEFAULTS))
     return hugging_face.read_config(
         fields,
-        family="phi3",
         implemented=frozenset({"sliding_window"}),
         sliding_windows=hugging_face.equal_windows(fields),
         default_rotary_share=1.0,
@@ -57,9 +56,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     has_factors = not {_LONG, _SHORT}.isdisjoint(source.names())
     if has_factors:
         plain = fields.without("rope.scaling.attn_factor", "rope.scaling.type")
-    config = gguf.read_config(
-        plain, source, family="phi3", implemented=_GGUF_KEYS, sliding_window=window or None
-    )
+    config = gguf.read_config(plain, source, implemented=_GGUF_KEYS, sliding_window=window or None)
     if not has_factors:
         return config
     return dataclasses.replace(config, ropes=(_read_longrope(fields, source, config.ropes[0]),))

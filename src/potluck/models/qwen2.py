@@ -16,7 +16,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
         raise unsupported("attention_bias=False in the family qwen2")
     return hugging_face.read_config(
         fields,
-        family="qwen2",
         implemented=hugging_face.WINDOW_KEYS | {"attention_bias"},
         absent_kv_heads=32,
         qkv_bias=True,
@@ -29,5 +28,5 @@ QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     gguf_architectures=("qwen2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(gguf.read_config, family="qwen2", qkv_bias=True),
+    from_gguf=partial(gguf.read_config, qkv_bias=True),
 )

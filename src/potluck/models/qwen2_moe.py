@@ -35,7 +35,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     return hugging_face.read_config(
         fields,
-        family="qwen2_moe",
         implemented=hugging_face.EXPERT_KEYS | hugging_face.WINDOW_KEYS,
         qkv_bias=fields.flag("qkv_bias", default=True),
         sliding_windows=_windows(fields),
@@ -80,7 +79,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="qwen2_moe",
         implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
         optional_biases=frozenset({"attn_q"}),
         # As computed by llama.cpp's build_qwen2moe; it is not in the files.

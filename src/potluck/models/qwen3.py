@@ -13,7 +13,6 @@ from potluck.types.model import HeadNorm, ModelConfig
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
         fields,
-        family="qwen3",
         implemented=hugging_face.WINDOW_KEYS,
         absent_kv_heads=32,
         default_head_dim=128,
@@ -28,5 +27,5 @@ QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     gguf_architectures=("qwen3",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(gguf.read_config, family="qwen3", head_norm=HeadNorm.HEAD),
+    from_gguf=partial(gguf.read_config, head_norm=HeadNorm.HEAD),
 )

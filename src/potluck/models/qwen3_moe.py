@@ -14,7 +14,6 @@ from potluck.types.tensor import TensorSource
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
         fields,
-        family="qwen3_moe",
         implemented=hugging_face.EXPERT_KEYS | {"sliding_window", "use_sliding_window"},
         absent_kv_heads=4,
         reads_attention_bias=True,
@@ -29,7 +28,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_config(
         fields,
         source,
-        family="qwen3_moe",
         implemented=gguf.EXPERT_KEYS,
         head_norm=HeadNorm.HEAD,
         # As computed by llama.cpp's build_qwen3moe; it is not in the files.

@@ -67,19 +67,18 @@ _DEFAULTS: Mapping[str, object] = {
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
-    return read_text_config(fields, family="qwen3_next", experts=read_experts_by_step(fields))
+    return read_text_config(fields, experts=read_experts_by_step(fields))
 
 
 def read_text_config(
-    fields: Fields, *, family: str, experts: tuple[ExpertsConfig | None, ...] | None = None
+    fields: Fields, *, experts: tuple[ExpertsConfig | None, ...] | None = None
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` with Qwen3-Next's layers."""
+    """Return the configuration of a model with Qwen3-Next's layers."""
     # Models with other gates say so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
     implemented = frozenset({"layer_types"})
     config = hugging_face.read_config(
         fields,
-        family=family,
         implemented=implemented if experts is None else implemented | hugging_face.EXPERT_KEYS,
         default_head_dim=HEAD_DIM,
         reads_attention_bias=True,
@@ -151,7 +150,6 @@ def read_gguf(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str],
     is_tiled: bool = False,
 ) -> ModelConfig:
@@ -170,7 +168,6 @@ def read_gguf(
     config = gguf.read_config(
         fields,
         source,
-        family=family,
         implemented=GGUF_KEYS | implemented,
         optional_biases=frozenset({"attn_q"}),
         attention_layer=is_recurrent.index(False) if False in is_recurrent else 0,
@@ -339,7 +336,7 @@ QWEN3_NEXT = Family(
     architecture="Qwen3NextForCausalLM",
     gguf_architectures=("qwen3next",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(read_gguf, family="qwen3_next", implemented=GGUF_EXPERT_KEYS),
+    from_gguf=partial(read_gguf, implemented=GGUF_EXPERT_KEYS),
     names=names_of(
         {
             **_fused_projections("linear_attn.in_proj_qkvz.weight"),

@@ -51,6 +51,7 @@ def config_from_hugging_face(
         raise ModelFileError(path, "model_type is missing")
     # A configuration without a type is of any family.
     for family in families_named(model_type) if model_type else all_families():
+        fields = dataclasses.replace(fields, family=family.name)
         wrapper = family.wrappers.get(model_type)
         if wrapper is not None and architectures in ((wrapper,), ()):
             text = _text_part(fields)
@@ -105,7 +106,8 @@ def config_from_gguf(
                 for key in metadata
                 if key.startswith(prefix)
             }
-            return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
+            fields = Fields(values=values, path=path, prefix=prefix, family=family.name)
+            return family.from_gguf(fields, source)
     known = [each for family in all_families() for each in family.gguf_architectures]
     raise _unknown_family("architecture", architecture, known=known)
 

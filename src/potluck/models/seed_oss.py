@@ -15,7 +15,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     # The defaults of ``SeedOssConfig``; dropout is for training.
     return hugging_face.read_config(
         fields,
-        family="seed_oss",
         implemented=frozenset({"attention_bias", "mlp_bias"}),
         absent_kv_heads=8,
         default_head_dim=None if fields.is_null("head_dim") else 128,
@@ -30,7 +29,7 @@ SEED_OSS = Family(
     architecture="SeedOssForCausalLM",
     gguf_architectures=("seed_oss",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(gguf.read_config, family="seed_oss", optional_biases=gguf.ATTENTION_BIASES),
+    from_gguf=partial(gguf.read_config, optional_biases=gguf.ATTENTION_BIASES),
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
         FileKind.GGUF: GGUF_NAMES.changed({"mlp_norm": "post_attention_norm"}),
