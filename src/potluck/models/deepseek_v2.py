@@ -55,8 +55,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 DEEPSEEK_V2 = Family(
     name="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
-    from_gguf=None,
     names=NAMES,
 )

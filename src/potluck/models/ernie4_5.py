@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from potluck.models import gguf, hugging_face
@@ -10,17 +11,21 @@ from potluck.models.fields import Fields
 from potluck.models.names import INTERLEAVED_NAMES
 from potluck.types.model import ModelConfig
 
-_THETA = 500_000.0
+# ``Ernie4_5Config`` of transformers.
+_DEFAULTS: Mapping[str, object] = {
+    "head_dim": 128,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+}
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_biases = fields.flag("use_bias", default=False)
-    defaults = {"rms_norm_eps": 1e-5, "rope_theta": _THETA, "tie_word_embeddings": True}
     return hugging_face.read_config(
-        fields.with_defaults(defaults),
+        fields.with_defaults(_DEFAULTS),
         implemented=frozenset({"use_bias"}),
-        absent_kv_heads=2,
-        default_head_dim=None if fields.is_null("head_dim") else 128,
         qkv_bias=has_biases,
         output_bias=has_biases,
         mlp_bias=has_biases,

@@ -19,9 +19,8 @@ _PATTERN_KEY = "sliding_window_pattern"
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     config = hugging_face.read_config(
-        fields,
+        fields.with_defaults({"num_key_value_heads": 32}),
         implemented=frozenset({"layer_types", "sliding_window", _PATTERN_KEY}),
-        absent_kv_heads=32,
         head_norm=HeadNorm.HEAD,
     )
     config = dataclasses.replace(config, norm_epsilon=fields.positive("rms_norm_eps", 1e-5))

@@ -21,17 +21,22 @@ class Family:
     multimodal models whose text part belongs to the family, as classes by ``model_type``:
     ``from_hugging_face`` gets their ``text_config``. ``aliases`` are other names of the same
     models, in the same form. ``gguf_architectures`` are values of ``general.architecture``, empty
-    if GGUF files of the family use another family's name.
+    if GGUF files of the family use another family's name. ``names`` are the tables that differ from
+    the usual ones.
     """
 
     name: str
     architecture: str
-    gguf_architectures: tuple[str, ...]
     from_hugging_face: Callable[[Fields], ModelConfig]
-    from_gguf: Callable[[Fields, TensorSource], ModelConfig] | None
-    names: Mapping[FileKind, NameTable] = field(default_factory=lambda: USUAL_NAMES)
+    gguf_architectures: tuple[str, ...] = ()
+    from_gguf: Callable[[Fields, TensorSource], ModelConfig] | None = None
+    names: Mapping[FileKind, NameTable] = field(default_factory=dict)
     wrappers: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def name_table(self, file_kind: FileKind) -> NameTable:
+        """Return the names of the family's tensors in files of this kind."""
+        return self.names.get(file_kind) or USUAL_NAMES[file_kind]
 
     @property
     def headless_architecture(self) -> str:

@@ -515,9 +515,7 @@ GEMMA4 = Family(
 GEMMA4_UNIFIED = Family(
     name="gemma4_unified_text",
     architecture="Gemma4UnifiedForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_unified_from_hugging_face,
-    from_gguf=None,
     names=_NAMES,
     wrappers={"gemma4_unified": "Gemma4UnifiedForConditionalGeneration"},
 )

@@ -63,8 +63,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 GLM4_MOE_LITE = Family(
     name="glm4_moe_lite",
     architecture="Glm4MoeLiteForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
-    from_gguf=None,
     names=NAMES,
 )

@@ -102,8 +102,6 @@ GRANITE_MOE = Family(
 GRANITE_MOE_SHARED = Family(
     name="granitemoeshared",
     architecture="GraniteMoeSharedForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_shared_from_hugging_face,
-    from_gguf=None,
     names=_NAMES,
 )

@@ -127,7 +127,6 @@ def read_config(
     fields: Fields,
     *,
     implemented: frozenset[str],
-    absent_kv_heads: int | None = None,
     default_head_dim: int | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -141,8 +140,7 @@ def read_config(
 ) -> ModelConfig:
     """Return the configuration of a family that reads the keys ``implemented`` itself.
 
-    ``absent_kv_heads`` is the number of key-value heads if the key is absent (null, or no such
-    argument, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
+    ``default_head_dim`` defaults to an equal share of the
     hidden size, ``sliding_windows`` to full attention in every layer, and ``experts``, one entry
     per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
     determines ``qkv_bias`` and ``output_bias``. ``activations`` maps ``hidden_act`` to those that
@@ -160,10 +158,7 @@ def read_config(
     num_layers = num_hidden_layers(fields)
     hidden_size = fields.count("hidden_size", MAX_WIDTH)
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
-    default_kv_heads = (
-        num_heads if fields.is_null("num_key_value_heads") else absent_kv_heads or num_heads
-    )
-    num_kv_heads = fields.count("num_key_value_heads", MAX_HEADS, default_kv_heads)
+    num_kv_heads = fields.count("num_key_value_heads", MAX_HEADS, num_heads)
     if fields.get("head_dim") is None and default_head_dim is None and hidden_size % num_heads:
         raise ModelFileError(
             fields.path, f"hidden_size {hidden_size} is not divisible by {num_heads} heads"

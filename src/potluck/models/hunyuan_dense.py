@@ -9,7 +9,7 @@ from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_HEADS, MAX_WIDTH, Fields
 from potluck.models.layers import with_attention
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -80,6 +80,5 @@ HUNYUAN_DENSE = Family(
                 "attn.k_norm": "self_attn.key_layernorm",
             }
         ),
-        FileKind.GGUF: GGUF_NAMES,
     },
 )

@@ -11,7 +11,7 @@ from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_WIDTH, Fields, unsupported
 from potluck.models.mixtral import BLOCK_SPARSE_NAMES
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
@@ -89,6 +89,5 @@ MINIMAX_M2 = Family(
                 "mlp.correction.weight": "block_sparse_moe.e_score_correction_bias",
             }
         ),
-        FileKind.GGUF: GGUF_NAMES,
     },
 )

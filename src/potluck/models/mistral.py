@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from potluck.models import hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ModelConfig
 
 SKIPPED: Mapping[str, re.Pattern[str]] = {
@@ -25,9 +25,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     # If the key is absent, transformers assumes Mistral 7B's window; later models have null.
     window = hugging_face.window_unless_null(fields)
     return hugging_face.read_config(
-        fields,
+        fields.with_defaults({"num_key_value_heads": 8}),
         implemented=frozenset({"sliding_window"}),
-        absent_kv_heads=8,
         sliding_windows=(window,) * hugging_face.num_hidden_layers(fields),
     )
 
@@ -35,12 +34,9 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
-    from_gguf=None,
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed({}, skipped=SKIPPED),
-        FileKind.GGUF: GGUF_NAMES,
     },
     wrappers={"mistral3": "Mistral3ForConditionalGeneration"},
 )

@@ -52,8 +52,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 MIXTRAL = Family(
     name="mixtral",
     architecture="MixtralForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
-    from_gguf=None,
     names={FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(BLOCK_SPARSE_NAMES)},
 )

@@ -288,7 +288,6 @@ INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
 """The usual names of families with interleaved rope pairs."""
 
 CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
-    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
     FileKind.GGUF: INTERLEAVED_NAMES[FileKind.GGUF],
 }
 """The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""

@@ -109,8 +109,6 @@ OLMO2 = Family(
 OLMO3 = Family(
     name="olmo3",
     architecture="Olmo3ForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_olmo3,
-    from_gguf=None,
     names=POST_NORM_NAMES,
 )

@@ -15,9 +15,8 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     if not fields.flag("attention_bias", default=True):
         raise unsupported("attention_bias=False in the family qwen2")
     return hugging_face.read_config(
-        fields,
+        fields.with_defaults({"num_key_value_heads": 32}),
         implemented=hugging_face.WINDOW_KEYS | {"attention_bias"},
-        absent_kv_heads=32,
         qkv_bias=True,
         sliding_windows=hugging_face.windows_by_layer_type(fields),
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, MAX_WIDTH, Fields
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -94,6 +94,5 @@ QWEN2_MOE = Family(
     from_gguf=_from_gguf,
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(SHARED_STEMS),
-        FileKind.GGUF: GGUF_NAMES,
     },
 )

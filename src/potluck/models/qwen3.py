@@ -12,9 +12,8 @@ from potluck.types.model import HeadNorm, ModelConfig
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
-        fields,
+        fields.with_defaults({"num_key_value_heads": 32}),
         implemented=hugging_face.WINDOW_KEYS,
-        absent_kv_heads=32,
         default_head_dim=128,
         reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,

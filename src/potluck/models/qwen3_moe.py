@@ -13,9 +13,8 @@ from potluck.types.tensor import TensorSource
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
-        fields,
+        fields.with_defaults({"num_key_value_heads": 4}),
         implemented=hugging_face.EXPERT_KEYS | {"sliding_window", "use_sliding_window"},
-        absent_kv_heads=4,
         reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
         sliding_windows=(hugging_face.enabled_window(fields),)

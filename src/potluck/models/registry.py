@@ -133,7 +133,7 @@ def stored_weights(
 
 
 def _names(config: ModelConfig, file_kind: FileKind) -> NameTable:
-    return family_of(config.family).names[file_kind]
+    return family_of(config.family).name_table(file_kind)
 
 
 def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) -> str:
