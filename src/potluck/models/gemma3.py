@@ -110,9 +110,9 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         activation=Activation.GELU_TANH,
     )
     (rope,) = config.ropes
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    window = gguf.read_window(fields)
     is_sliding = (False,) * config.num_layers
-    if window:
+    if window is not None:
         is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
     local = RopeConfig(
         theta=fields.positive("rope.freq_base_swa", _SLIDING_THETA), rotary_dim=rope.rotary_dim
@@ -120,7 +120,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
-        window=window or None,
+        window=window,
         ropes={False: rope, True: local},
         scale=gemma.gguf_scale(config, layers_of_27b=_LAYERS_OF_27B),
     )

@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gemma, gguf, hugging_face
+from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_layers
 from potluck.models.names import (
+    FUSED_GATE_UP,
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
     INTERLEAVED_HEADS,
@@ -64,7 +65,7 @@ GLM4 = Family(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
                 **INTERLEAVED_PROJECTIONS,
-                **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE],
+                **FUSED_GATE_UP[FileKind.HUGGING_FACE],
                 "attn_post_norm": "post_self_attn_layernorm",
                 "mlp_post_norm": "post_mlp_layernorm",
             }
@@ -72,7 +73,7 @@ GLM4 = Family(
         FileKind.GGUF: GGUF_NAMES.changed(
             {
                 **INTERLEAVED_HEADS,
-                **dense.FUSED_GATE_UP[FileKind.GGUF],
+                **FUSED_GATE_UP[FileKind.GGUF],
                 **gemma.GGUF_STEMS,
             }
         ),

@@ -6,19 +6,13 @@ Files contain an additional layer for multi-token prediction, which is skipped.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import gguf, hugging_face
+from potluck.models import gguf, hugging_face, latent
 from potluck.models.family import Family
-from potluck.models.fields import (
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    Fields,
-    with_groups,
-)
+from potluck.models.fields import Fields
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, SHARED_EXPERTS, FileKind
-from potluck.types.model import ExpertsConfig, HeadNorm, MlpConfig, ModelConfig
+from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
 
@@ -50,38 +44,22 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     fields.refuse_others(_ACCEPTED)
     has_norm = fields.flag("use_qk_norm", default=False)
+    with_null_as_absent = {
+        "norm_topk_prob": fields.flag("norm_topk_prob", default=True),
+        "routed_scaling_factor": fields.positive("routed_scaling_factor", 1.0),
+    }
+    experts = latent.read_experts_of_layers(
+        fields.changed(with_null_as_absent), ExpertScore.SIGMOID, latent.after_dense_layers(fields)
+    )
     return hugging_face.read_config(
         fields,
         implemented=hugging_face.EXPERT_KEYS
         | {"attention_bias", "n_routed_experts", "use_qk_norm"},
         qkv_bias=fields.flag("attention_bias", default=False),
         head_norm=HeadNorm.HEAD if has_norm else HeadNorm.NONE,
-        experts=_experts(fields),
+        experts=experts,
         default_rotary_share=_ROTARY_SHARE,
     )
-
-
-def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
-    """Return the experts, for every layer after the first dense ones."""
-    num_layers = hugging_face.num_hidden_layers(fields)
-    experts = hugging_face.read_experts(
-        fields,
-        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
-        count_key="n_routed_experts",
-        width_key="moe_intermediate_size",
-        num_layers=num_layers,
-    )
-    num_shared = fields.count("n_shared_experts", MAX_EXPERTS)
-    experts = dataclasses.replace(
-        experts,
-        score=ExpertScore.SIGMOID,
-        share_scale=fields.positive("routed_scaling_factor", 1.0),
-        has_score_correction_bias=True,
-        shared=MlpConfig(width=num_shared * experts.width),
-    )
-    experts = with_groups(fields, experts, count_key="n_group", used_key="topk_group")
-    num_dense = fields.count("first_k_dense_replace", MAX_LAYERS, minimum=0)
-    return tuple(None if layer < num_dense else experts for layer in range(num_layers))
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

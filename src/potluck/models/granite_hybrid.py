@@ -19,7 +19,7 @@ from potluck.models.fields import (
     Fields,
     unsupported,
 )
-from potluck.models.layers import with_recurrences
+from potluck.models.layers import with_recurrence
 from potluck.models.names import (
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
@@ -73,7 +73,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     if all(has_attention):
         return config
     mixer = _mixer(fields, hidden_size=config.hidden_size)
-    return with_recurrences(config, [None if each else mixer for each in has_attention])
+    return with_recurrence(config, mixer, has_attention)
 
 
 def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
@@ -128,7 +128,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         # The converter interleaves whole heads, and llama.cpp rotates their first columns.
         raise unsupported(f"{fields.prefix}rope.dimension_count={config.ropes[0].rotary_dim}")
     mixer = mamba_fields.mamba_from_gguf(fields, source, has_attention)
-    return with_recurrences(config, [None if each else mixer for each in has_attention])
+    return with_recurrence(config, mixer, has_attention)
 
 
 GRANITE_HYBRID = Family(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_KERNEL, MAX_LAYERS, MAX_WIDTH, Fields
-from potluck.models.layers import with_recurrences
+from potluck.models.layers import with_recurrence
 from potluck.models.names import (
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
@@ -79,7 +79,7 @@ def read_hugging_face(
         kernel=fields.count("conv_L_cache", MAX_KERNEL, minimum=2),
         has_bias=fields.flag("conv_bias", default=False),
     )
-    return with_recurrences(config, [None if each else conv for each in has_attention])
+    return with_recurrence(config, conv, has_attention)
 
 
 def _feed_forward_width(fields: Fields) -> int:
@@ -132,7 +132,7 @@ def read_gguf(
         experts=experts,
     )
     conv = ShortConvConfig(kernel=fields.count(_KERNEL_KEY, MAX_KERNEL, minimum=2))
-    return with_recurrences(config, [None if each else conv for each in has_attention])
+    return with_recurrence(config, conv, has_attention)
 
 
 _PROJECTED = ("conv.gate_in", "conv.gate_out", "conv.x")

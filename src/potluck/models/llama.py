@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.models.names import CONVERTED_NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
@@ -25,7 +25,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     experts = gguf.read_experts_of_layers(
         fields, source, norm_topk_prob=True, width_key="feed_forward_length"
     )
@@ -35,7 +34,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         implemented=frozenset({"attention.sliding_window"})
         | (gguf.EXPERT_KEYS if any(experts) else frozenset()),
         optional_biases=gguf.ALL_BIASES,
-        sliding_window=window or None,
+        sliding_window=gguf.read_window(fields),
         experts=experts,
     )
 

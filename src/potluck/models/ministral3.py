@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_attention
@@ -61,7 +61,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(fields, source, implemented=_GGUF_KEYS)
     (rope,) = config.ropes
-    dense.refuse_other_yarn_factor(fields, rope.factor)
+    gguf.refuse_other_yarn_factor(fields, rope.factor)
     config = dataclasses.replace(config, ropes=(_with_log_scale(fields, rope),))
     beta = fields.nonzero(_TEMPERATURE, 0.0)
     return _with_query_scale(config, beta, gguf.trained_context(fields))

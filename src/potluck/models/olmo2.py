@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from potluck.models import dense, gemma, gguf, hugging_face
+from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
+from potluck.models.fields import Fields, unsupported
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig, NormPlaces, RopeConfig
@@ -70,9 +70,9 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         head_norm=HeadNorm.WIDTH,
     )
     (rope,) = config.ropes
-    dense.refuse_other_yarn_factor(fields, rope.factor)
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
-    if not window:
+    gguf.refuse_other_yarn_factor(fields, rope.factor)
+    window = gguf.read_window(fields)
+    if window is None:
         return _with_norms_after(config)
     # As in llama.cpp, where the rope of sliding layers only depends on ``rope.freq_base``.
     if fields.positive("rope.freq_base_swa", rope.theta) != rope.theta:

@@ -20,7 +20,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
 )
-from potluck.models.layers import all_but_every_nth, with_attention, with_recurrences
+from potluck.models.layers import all_but_every_nth, with_attention, with_recurrence
 from potluck.models.names import (
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
@@ -88,7 +88,7 @@ def read_text_config(
     )
     is_recurrent = _recurrent_layers(fields, config.num_layers)
     if not any(is_recurrent):
-        return _with_recurrences(config, is_recurrent, None)
+        return _with_gate(config)
     recurrence = GatedDeltaConfig(
         num_heads=fields.count("linear_num_value_heads", MAX_HEADS),
         num_key_heads=fields.count("linear_num_key_heads", MAX_HEADS),
@@ -97,7 +97,7 @@ def read_text_config(
         kernel=fields.count("linear_conv_kernel_dim", MAX_KERNEL, minimum=2),
     )
     _check_recurrence(fields, recurrence, key="linear_num_value_heads")
-    return _with_recurrences(config, is_recurrent, recurrence)
+    return _with_gate(with_recurrence(config, recurrence, [not each for each in is_recurrent]))
 
 
 def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -123,11 +123,7 @@ def _check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str)
         raise fields.error(key, f"makes more than {MAX_WIDTH} columns")
 
 
-def _with_recurrences(
-    config: ModelConfig, is_recurrent: tuple[bool, ...], recurrence: GatedDeltaConfig | None
-) -> ModelConfig:
-    """Return ``config`` with recurrences in some layers, and an attention gate in the others."""
-    config = with_recurrences(config, [recurrence if each else None for each in is_recurrent])
+def _with_gate(config: ModelConfig) -> ModelConfig:
     return with_attention(config, lambda _, each: dataclasses.replace(each, has_output_gate=True))
 
 
@@ -189,7 +185,7 @@ def read_gguf(
         is_tiled=is_tiled,
     )
     _check_recurrence(fields, recurrence, key="ssm.time_step_rank")
-    return _with_recurrences(config, is_recurrent, recurrence)
+    return _with_gate(with_recurrence(config, recurrence, [not each for each in is_recurrent]))
 
 
 def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
