@@ -1,7 +1,8 @@
-"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025): sigmoid routing with corrections and shared experts, after
-some dense layers; rope on half of each head.
+"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025), and GLM-4.7-Flash (Z.ai 2026).
 
-Files contain an additional layer for multi-token prediction, which is skipped.
+The former have sigmoid routing with corrections and shared experts, after some dense layers, and
+rope on half of each head; the latter has latent attention, and the same experts. Files contain an
+additional layer for multi-token prediction, which is skipped.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from potluck.models import gguf, hugging_face, latent
 from potluck.models.family import Family
 from potluck.models.fields import Fields
+from potluck.models.latent import NAMES
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, SHARED_EXPERTS, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.program import ExpertScore
@@ -77,6 +79,47 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     )
 
 
+# ``Glm4MoeLiteConfig`` of transformers.
+_LITE_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 2048,
+    "intermediate_size": 10_240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202_752,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 1.8,
+    "v_head_dim": 256,
+    "vocab_size": 154_880,
+}
+_LITE_ACCEPTED: Mapping[str, tuple[object, ...]] = {"moe_layer_freq": (1,), **_ACCEPTED}
+_DENSE, _SPARSE = "dense", "sparse"
+
+
+def _lite_from_hugging_face(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(_LITE_DEFAULTS)
+    fields.refuse_others(_LITE_ACCEPTED)
+    kinds = fields.texts("mlp_layer_types")
+    if not kinds:
+        fields.refuse_others({"first_k_dense_replace": (1,)})
+        kinds = (_DENSE, *(_SPARSE,) * (hugging_face.num_hidden_layers(fields) - 1))
+    hugging_face.check_kinds(fields, "mlp_layer_types", kinds, {_DENSE, _SPARSE})
+    return latent.read_hugging_face(
+        fields,
+        experts=latent.read_experts_of_layers(
+            fields, ExpertScore.SIGMOID, [kind == _SPARSE for kind in kinds]
+        ),
+        is_interleaved=fields.truth("rope_interleave", default=True),
+    )
+
+
 GLM4_MOE = Family(
     name="glm4_moe",
     architecture="Glm4MoeForCausalLM",
@@ -95,4 +138,10 @@ GLM4_MOE = Family(
             {"mlp_norm": "post_attention_norm"}, has_more_layers=True
         ),
     },
+)
+GLM4_MOE_LITE = Family(
+    name="glm4_moe_lite",
+    architecture="Glm4MoeLiteForCausalLM",
+    from_hugging_face=_lite_from_hugging_face,
+    names=NAMES,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from potluck.models import gguf, granite, granite_moe, hugging_face, mamba_fields
+from potluck.models import gguf, granite, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
@@ -59,7 +59,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = None
     read = fields if kind == "rope" else fields.without(*_ROPE_KEYS)
     if fields.count("num_local_experts", MAX_EXPERTS, minimum=0):
-        experts = granite_moe.read_experts(fields, shared=MlpConfig(width=width))
+        experts = granite.read_experts(fields, shared=MlpConfig(width=width))
     else:
         read = read.without(*_EXPERT_KEYS)
         read = read.changed({"intermediate_size": width})
@@ -143,7 +143,7 @@ GRANITE_HYBRID = Family(
                 **mamba_fields.hugging_face_names("mamba"),
                 **concatenated("shared_mlp.input_linear", "mlp.gate", "mlp.up"),
                 "mlp.down": "shared_mlp.output_linear",
-                **granite_moe.EXPERT_STEMS,
+                **granite.EXPERT_STEMS,
             }
         ),
         FileKind.GGUF: GGUF_NAMES.changed({**INTERLEAVED_HEADS, **mamba_fields.GGUF_NAMES}),

@@ -1,4 +1,7 @@
-"""Qwen 3, dense (Yang et al. 2025): norms on heads of q and k; sliding windows in upper layers."""
+"""Qwen 3 (Yang et al. 2025): norms on heads of q and k; sliding windows in upper layers.
+
+Models with experts have them in place of the MLP in most layers, and no shared experts.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.types.model import HeadNorm, ModelConfig
+from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -21,10 +25,40 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
+def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
+    return hugging_face.read_config(
+        fields.with_defaults({"num_key_value_heads": 4}),
+        implemented=hugging_face.EXPERT_KEYS | {"sliding_window", "use_sliding_window"},
+        reads_attention_bias=True,
+        head_norm=HeadNorm.HEAD,
+        sliding_windows=(hugging_face.enabled_window(fields),)
+        * hugging_face.num_hidden_layers(fields),
+        experts=hugging_face.experts_by_step(fields),
+    )
+
+
+def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    return gguf.read_config(
+        fields,
+        source,
+        implemented=gguf.EXPERT_KEYS,
+        head_norm=HeadNorm.HEAD,
+        # As computed by llama.cpp's build_qwen3moe; it is not in the files.
+        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=True),
+    )
+
+
 QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
     gguf_architectures=("qwen3",),
     from_hugging_face=_from_hugging_face,
     from_gguf=partial(gguf.read_config, head_norm=HeadNorm.HEAD),
+)
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    gguf_architectures=("qwen3moe",),
+    from_hugging_face=_moe_from_hugging_face,
+    from_gguf=_moe_from_gguf,
 )

@@ -14,7 +14,7 @@ from functools import partial
 from potluck.models import qwen3_next
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.qwen2_moe import read_experts_by_step
+from potluck.models.qwen2 import read_experts_by_step
 from potluck.models.qwen3_next import GGUF_EXPERT_KEYS, names_of, read_text_config
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource

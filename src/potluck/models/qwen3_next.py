@@ -29,7 +29,7 @@ from potluck.models.names import (
     StoredPart,
     concatenated,
 )
-from potluck.models.qwen2_moe import SHARED_STEMS, read_experts_by_step
+from potluck.models.qwen2 import SHARED_STEMS, read_experts_by_step
 from potluck.types.model import (
     ExpertsConfig,
     GatedDeltaConfig,

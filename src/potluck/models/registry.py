@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
-from potluck.models.families import all_families, families_named, family_of
+from potluck.models.family import all_families, families_named, family_of
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.names import (
     CLASSIFIER,

@@ -19,7 +19,6 @@ from potluck.types.quantization import target_format, wanted_format
 from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights.divided import DividedSource
-from potluck.weights.report import LoadReport
 
 STAGING_BYTES = 32 * 2**20
 """The total memory that loading uses in addition to the weights. It is large enough for streaming
@@ -47,6 +46,18 @@ format, the number of rows, and the number of columns."""
 
 UNDOING_BYTES = 2**20
 """The memory for undoing an interleaving (or one pair of rows, if larger)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """The result of loading: bytes of ``weights`` by format (label, bytes), and the ``read_bytes``
+    from the source.
+    """
+
+    read_bytes: int
+    seconds: float
+    weights: tuple[tuple[str, int], ...]
+    remarks: tuple[TensorRemark, ...] = ()
 
 
 def load_weights(
@@ -166,6 +177,19 @@ def format_remarks(
             remark = f"{loaded.label}, because there are no kernels for {info.format.label}"
             remarks.append(TensorRemark(name=info.name, remark=remark))
     return tuple(remarks)
+
+
+def remark_lines(remarks: Iterable[TensorRemark]) -> Iterator[str]:
+    """Yield each remark once for messages, with the number of tensors concerned.
+
+    A tensor that is on several stages counts once.
+    """
+    distinct = tuple(dict.fromkeys(remarks))
+    count = Counter(each.remark for each in distinct)
+    for remark, num_tensors in count.items():
+        first = next(each for each in distinct if each.remark == remark)
+        others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
+        yield f"{first.name}{others}: {remark}"
 
 
 def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
