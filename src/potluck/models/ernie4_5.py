@@ -21,7 +21,6 @@ from potluck.models.fields import (
 )
 from potluck.models.names import INTERLEAVED_NAMES, SHARED_EXPERTS, FileKind
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
-from potluck.types.tensor import TensorSource
 
 # ``Ernie4_5Config`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
@@ -111,15 +110,6 @@ def _experts(fields: Fields) -> tuple[ExpertsConfig | None, ...]:
     )
 
 
-def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
-        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=True),
-    )
-
-
 ERNIE4_5 = Family(
     name="ernie4_5",
     architecture="Ernie4_5ForCausalLM",
@@ -134,7 +124,7 @@ ERNIE4_5_MOE = Family(
     architecture="Ernie4_5_MoeForCausalLM",
     gguf_architectures=("ernie4_5-moe",),
     from_hugging_face=_moe_from_hugging_face,
-    from_gguf=_moe_from_gguf,
+    from_gguf=partial(gguf.read_expert_config, norm_topk_prob=True, implemented=gguf.PLACE_KEYS),
     names={
         **INTERLEAVED_NAMES,
         FileKind.HUGGING_FACE: INTERLEAVED_NAMES[FileKind.HUGGING_FACE].changed(

@@ -366,6 +366,33 @@ def read_experts_of_layers(
     return tuple(of_layer(layer) if is_there else None for layer, is_there in enumerate(has_router))
 
 
+def read_expert_config(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    norm_topk_prob: bool,
+    score: ExpertScore = ExpertScore.SOFTMAX,
+    width_key: str = "expert_feed_forward_length",
+    implemented: frozenset[str] = frozenset(),
+    optional_biases: Set[str] = frozenset(),
+    head_norm: HeadNorm = HeadNorm.NONE,
+) -> ModelConfig:
+    """Return the configuration of a family with experts; see ``read_experts_of_layers``.
+
+    The family reads the keys ``implemented`` in addition to ``EXPERT_KEYS``.
+    """
+    return read_config(
+        fields,
+        source,
+        implemented=EXPERT_KEYS | implemented,
+        optional_biases=optional_biases,
+        head_norm=head_norm,
+        experts=read_experts_of_layers(
+            fields, source, norm_topk_prob=norm_topk_prob, score=score, width_key=width_key
+        ),
+    )
+
+
 def _refuse_unsupported(
     fields: Fields, known: frozenset[str], *, lists: frozenset[str] = frozenset()
 ) -> None:

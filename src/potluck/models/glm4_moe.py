@@ -67,15 +67,14 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     fields = gguf.without_mtp_layers(fields)
     names = frozenset(source.names())
-    return gguf.read_config(
+    return gguf.read_expert_config(
         fields,
         source,
-        implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {gguf.NEXT_KEY},
+        norm_topk_prob=False,
+        score=ExpertScore.SIGMOID,
+        implemented=gguf.ROUTING_KEYS | gguf.PLACE_KEYS | {gguf.NEXT_KEY},
         optional_biases=frozenset({"attn_q"}),
         head_norm=HeadNorm.HEAD if "blk.0.attn_q_norm.weight" in names else HeadNorm.NONE,
-        experts=gguf.read_experts_of_layers(
-            fields, source, norm_topk_prob=False, score=ExpertScore.SIGMOID
-        ),
     )
 
 

@@ -172,14 +172,13 @@ def read_experts(fields: Fields, *, shared: MlpConfig | None) -> tuple[ExpertsCo
 
 
 def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    config = gguf.read_config(
+    config = gguf.read_expert_config(
         fields,
         source,
-        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS | GGUF_SCALES,
+        norm_topk_prob=True,
+        width_key="feed_forward_length",
+        implemented=gguf.PLACE_KEYS | GGUF_SCALES,
         optional_biases=gguf.ATTENTION_BIASES,
-        experts=gguf.read_experts_of_layers(
-            fields, source, norm_topk_prob=True, width_key="feed_forward_length"
-        ),
     )
     return with_gguf_multipliers(config, fields)
 

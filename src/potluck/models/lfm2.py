@@ -27,14 +27,9 @@ from potluck.types.model import ExpertsConfig, HeadNorm, ModelConfig, ShortConvC
 from potluck.types.program import ExpertScore
 from potluck.types.tensor import TensorSource
 
-# ``Lfm2Config`` of transformers.
-_DEFAULTS: Mapping[str, object] = {
-    "block_auto_adjust_ff_dim": True,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_multiple_of": 256,
+# ``Lfm2Config`` and ``Lfm2MoeConfig`` of transformers.
+_COMMON_DEFAULTS: Mapping[str, object] = {
     "conv_L_cache": 3,
-    "hidden_size": 2560,
-    "intermediate_size": 12_288,
     "max_position_embeddings": 128_000,
     "norm_eps": 1e-5,
     "num_attention_heads": 32,
@@ -43,6 +38,23 @@ _DEFAULTS: Mapping[str, object] = {
     "rope_theta": 1_000_000.0,
     "tie_word_embeddings": True,
     "vocab_size": 65_536,
+}
+_DEFAULTS: Mapping[str, object] = {
+    **_COMMON_DEFAULTS,
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+}
+_MOE_DEFAULTS: Mapping[str, object] = {
+    **_COMMON_DEFAULTS,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
 }
 _OLDER_TIE: Mapping[str, str] = {"tie_embedding": "tie_word_embeddings"}
 _OLDER_NAMES: Mapping[str, str] = {"block_ff_dim": "intermediate_size", **_OLDER_TIE}
@@ -175,26 +187,6 @@ _NAMES: Mapping[FileKind, NameTable] = {
         # llama.cpp's name of the last norm of these architectures.
         stems={"norm": "token_embd_norm"},
     ),
-}
-
-
-# ``Lfm2MoeConfig`` of transformers.
-_MOE_DEFAULTS: Mapping[str, object] = {
-    "conv_L_cache": 3,
-    "hidden_size": 2048,
-    "intermediate_size": 7168,
-    "max_position_embeddings": 128_000,
-    "moe_intermediate_size": 1792,
-    "norm_eps": 1e-5,
-    "num_attention_heads": 32,
-    "num_dense_layers": 2,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "vocab_size": 65_536,
 }
 
 

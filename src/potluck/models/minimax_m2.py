@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -14,7 +15,6 @@ from potluck.models.mixtral import BLOCK_SPARSE_NAMES
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.program import ExpertScore
-from potluck.types.tensor import TensorSource
 
 # ``MiniMaxM2Config`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
@@ -64,24 +64,17 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        implemented=gguf.EXPERT_KEYS,
-        head_norm=HeadNorm.WIDTH,
-        experts=gguf.read_experts_of_layers(
-            fields, source, norm_topk_prob=True, score=ExpertScore.SIGMOID
-        ),
-    )
-
-
 MINIMAX_M2 = Family(
     name="minimax_m2",
     architecture="MiniMaxM2ForCausalLM",
     gguf_architectures=("minimax-m2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(
+        gguf.read_expert_config,
+        norm_topk_prob=True,
+        score=ExpertScore.SIGMOID,
+        head_norm=HeadNorm.WIDTH,
+    ),
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {

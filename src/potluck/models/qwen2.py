@@ -14,7 +14,6 @@ from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, MAX_WIDTH, Fields, unsupported
 from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import ExpertsConfig, MlpConfig, ModelConfig
-from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -90,17 +89,6 @@ def _moe_windows(fields: Fields) -> tuple[int | None, ...]:
     )
 
 
-def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        implemented=gguf.EXPERT_KEYS | gguf.PLACE_KEYS,
-        optional_biases=frozenset({"attn_q"}),
-        # As computed by llama.cpp's build_qwen2moe; it is not in the files.
-        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=False),
-    )
-
-
 QWEN2 = Family(
     name="qwen2",
     architecture="Qwen2ForCausalLM",
@@ -113,6 +101,12 @@ QWEN2_MOE = Family(
     architecture="Qwen2MoeForCausalLM",
     gguf_architectures=("qwen2moe",),
     from_hugging_face=_moe_from_hugging_face,
-    from_gguf=_moe_from_gguf,
+    from_gguf=partial(
+        gguf.read_expert_config,
+        # As computed by llama.cpp's build_qwen2moe; it is not in the files.
+        norm_topk_prob=False,
+        implemented=gguf.PLACE_KEYS,
+        optional_biases=frozenset({"attn_q"}),
+    ),
     names={FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(SHARED_STEMS)},
 )

@@ -11,7 +11,6 @@ from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.types.model import HeadNorm, ModelConfig
-from potluck.types.tensor import TensorSource
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
@@ -37,17 +36,6 @@ def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
     )
 
 
-def _moe_from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        implemented=gguf.EXPERT_KEYS,
-        head_norm=HeadNorm.HEAD,
-        # As computed by llama.cpp's build_qwen3moe; it is not in the files.
-        experts=gguf.read_experts_of_layers(fields, source, norm_topk_prob=True),
-    )
-
-
 QWEN3 = Family(
     name="qwen3",
     architecture="Qwen3ForCausalLM",
@@ -60,5 +48,10 @@ QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
     gguf_architectures=("qwen3moe",),
     from_hugging_face=_moe_from_hugging_face,
-    from_gguf=_moe_from_gguf,
+    from_gguf=partial(
+        gguf.read_expert_config,
+        # As computed by llama.cpp's build_qwen3moe; it is not in the files.
+        norm_topk_prob=True,
+        head_norm=HeadNorm.HEAD,
+    ),
 )

@@ -199,11 +199,6 @@ def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
     return tuple(map(bool, gguf.values_by_layer(fields, key, num_blocks)))
 
 
-MTP: Mapping[str, re.Pattern[str]] = {
-    "multi-token prediction layers": re.compile(r"(model\.)?mtp\..+")
-}
-"""Tensors that are skipped, by description."""
-
 _DELTA_STEMS: Mapping[str, str | StoredPart] = {
     "delta.kernel.weight": StoredPart(name="linear_attn.conv1d.weight", is_flat=True),
     "delta.rate.weight": StoredPart(name="linear_attn.A_log", is_negative_exp=True),
@@ -246,7 +241,10 @@ def names_of(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {**shifted, **_DELTA_STEMS, **SHARED_STEMS, **hugging_face_stems},
             stems={"norm": StoredPart(name="model.norm", plus_one=True)},
-            skipped={**MTP, **skipped},
+            skipped={
+                "multi-token prediction layers": re.compile(r"(model\.)?mtp\..+"),
+                **skipped,
+            },
             variants={
                 "fused experts": {
                     **concatenated(
