@@ -51,8 +51,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     fields.refuse_others(_ACCEPTED)
     has_experts = latent.after_dense_layers(fields)
-    experts = latent.read_experts_of_layers(fields, ExpertScore.SOFTMAX, has_experts)
-    return latent.read_hugging_face(fields, experts=experts)
+    return latent.read_hugging_face(fields, ExpertScore.SOFTMAX, has_experts)
 
 
 # ``DeepseekV3Config`` of transformers.
@@ -89,10 +88,10 @@ _V3_ACCEPTED: Mapping[str, tuple[object, ...]] = {
 def _v3_from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_V3_DEFAULTS)
     fields.refuse_others(_V3_ACCEPTED)
-    has_experts = latent.after_dense_layers(fields)
     return latent.read_hugging_face(
         fields,
-        experts=latent.read_experts_of_layers(fields, ExpertScore.SIGMOID, has_experts),
+        ExpertScore.SIGMOID,
+        latent.after_dense_layers(fields),
         is_interleaved=fields.truth("rope_interleave", default=True),
     )
 

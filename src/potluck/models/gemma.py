@@ -140,19 +140,20 @@ def with_sandwich_norms(
     ropes: Mapping[bool, RopeConfig],
     scale: float,
     softcap: float | None = None,
+    logit_softcap: float | None = None,
 ) -> ModelConfig:
     """Return ``config`` with Gemma's norms and embedding scale, and two kinds of layers.
 
     ``scale`` and ``softcap`` apply to all attention.
     """
-    if any(is_sliding) and window is None:
-        raise ValueError("sliding-window layers need a window")
     config = with_two_kinds(config, is_sliding, window, ropes, NormPlaces.SANDWICH)
     config = with_attention(
         config, lambda _, each: dataclasses.replace(each, scale=scale, softcap=softcap)
     )
     # bf16 models round it; Potluck does not.
-    return dataclasses.replace(config, embedding_scale=math.sqrt(config.hidden_size))
+    return dataclasses.replace(
+        config, embedding_scale=math.sqrt(config.hidden_size), logit_softcap=logit_softcap
+    )
 
 
 def with_two_kinds(

@@ -112,9 +112,8 @@ def _lite_from_hugging_face(fields: Fields) -> ModelConfig:
     hugging_face.check_kinds(fields, "mlp_layer_types", kinds, {_DENSE, _SPARSE})
     return latent.read_hugging_face(
         fields,
-        experts=latent.read_experts_of_layers(
-            fields, ExpertScore.SIGMOID, [kind == _SPARSE for kind in kinds]
-        ),
+        ExpertScore.SIGMOID,
+        [kind == _SPARSE for kind in kinds],
         is_interleaved=fields.truth("rope_interleave", default=True),
     )
 

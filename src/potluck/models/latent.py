@@ -51,11 +51,13 @@ _NORM_EPSILON = 1e-6
 
 def read_hugging_face(
     fields: Fields,
+    score: ExpertScore,
+    has_experts: Sequence[bool],
     *,
-    experts: tuple[ExpertsConfig | None, ...],
     is_interleaved: bool = True,
 ) -> ModelConfig:
-    """Return the configuration of a model with these ``experts`` in its layers."""
+    """Return the configuration of a model; see ``read_experts_of_layers``."""
+    experts = read_experts_of_layers(fields, score, has_experts)
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
     rope_dim = _dimension(fields, "qk_rope_head_dim")
     nope_dim = _dimension(fields, "qk_nope_head_dim")

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import accumulate
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -263,65 +264,50 @@ def names_of(
     }
 
 
-def _runs(
-    *parts: Callable[[GatedDeltaConfig], tuple[int, int]], of_factors: bool = False
+def _rows_of(
+    sizes: Callable[[GatedDeltaConfig], tuple[int, ...]], *parts: int
 ) -> Callable[[ModelConfig, int], tuple[range, ...]]:
-    """Return the rows of some parts of the groups in fused matrices, one group per key head.
+    """Return the rows of some parts of the groups in a fused matrix, one group per key head.
 
-    Each part is given by its first row in a group and its number of rows. A group of
-    ``in_proj_qkvz`` has a head's query and key, and the values and gates of the heads that it
-    serves; a group with ``of_factors`` (``in_proj_ba``) has the latter's betas and decays.
+    ``sizes`` returns the numbers of rows of all parts of a group.
     """
 
     def rows_of(config: ModelConfig, layer: int) -> tuple[range, ...]:
         recurrence = config.layers[layer].recurrence
         if not isinstance(recurrence, GatedDeltaConfig):
             raise ValueError(f"layer {layer} is not a gated delta net")
-        group = 2 * _num_served(recurrence)
-        if not of_factors:
-            group = 2 * recurrence.key_dim + group * recurrence.value_dim
+        bounds = (0, *accumulate(sizes(recurrence)))
         return tuple(
-            range(head * group + first, head * group + first + count)
-            for first, count in (part(recurrence) for part in parts)
+            range(head * bounds[-1] + bounds[part], head * bounds[-1] + bounds[part + 1])
+            for part in parts
             for head in range(recurrence.num_key_heads)
         )
 
     return rows_of
 
 
-def _num_served(recurrence: GatedDeltaConfig) -> int:
-    return recurrence.num_heads // recurrence.num_key_heads
+def _projection_sizes(config: GatedDeltaConfig) -> tuple[int, ...]:
+    """Return the rows of a head's query and key, and of values and gates of the heads it serves."""
+    value_rows = config.num_heads // config.num_key_heads * config.value_dim
+    return (config.key_dim, config.key_dim, value_rows, value_rows)
+
+
+def _factor_sizes(config: GatedDeltaConfig) -> tuple[int, ...]:
+    """Return the rows of betas and decays of the heads that a key head serves."""
+    return (config.num_heads // config.num_key_heads,) * 2
 
 
 def _fused_projections(name: str) -> Mapping[str, StoredPart]:
-    def values(each: GatedDeltaConfig) -> int:
-        return _num_served(each) * each.value_dim
-
     return {
-        "delta.qkv.weight": StoredPart(
-            name=name,
-            rows_of=_runs(
-                lambda each: (0, each.key_dim),
-                lambda each: (each.key_dim, each.key_dim),
-                lambda each: (2 * each.key_dim, values(each)),
-            ),
-        ),
-        "delta.gate.weight": StoredPart(
-            name=name,
-            rows_of=_runs(lambda each: (2 * each.key_dim + values(each), values(each))),
-        ),
+        "delta.qkv.weight": StoredPart(name=name, rows_of=_rows_of(_projection_sizes, 0, 1, 2)),
+        "delta.gate.weight": StoredPart(name=name, rows_of=_rows_of(_projection_sizes, 3)),
     }
 
 
 def _fused_factors(name: str) -> Mapping[str, StoredPart]:
     return {
-        "delta.beta.weight": StoredPart(
-            name=name, rows_of=_runs(lambda each: (0, _num_served(each)), of_factors=True)
-        ),
-        "delta.decay.weight": StoredPart(
-            name=name,
-            rows_of=_runs(lambda each: (_num_served(each), _num_served(each)), of_factors=True),
-        ),
+        "delta.beta.weight": StoredPart(name=name, rows_of=_rows_of(_factor_sizes, 0)),
+        "delta.decay.weight": StoredPart(name=name, rows_of=_rows_of(_factor_sizes, 1)),
     }
 
 
