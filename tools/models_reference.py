@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.engines.backends import BACKENDS
-from potluck.models.families import all_families
-from potluck.models.family import Family
+from potluck.models.family import Family, all_families
 from potluck.types.backend import BackendSpec
 from potluck.types.choices import Quantization
 from potluck.types.tensor import TensorFormat

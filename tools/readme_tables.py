@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.engines.backends import BACKENDS
-from potluck.models.families import all_families
+from potluck.models.family import all_families
 from potluck.types.backend import DeviceKind
 from potluck.types.tensor import TensorFormat
 from tools.platforms.page import floor

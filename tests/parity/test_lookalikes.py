@@ -20,7 +20,7 @@ from support.models.lookalikes import NUM_TOKENS, Base, Lookalike, Original, Ten
 from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.models.families import all_families
+from potluck.models.family import all_families
 from potluck.models.names import FileKind
 from potluck.models.registry import (
     config_from_hugging_face,

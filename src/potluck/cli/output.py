@@ -141,7 +141,7 @@ def opened_model(
 
 def quantization_lines(plan: LoadPlan, *, is_auto: bool) -> Iterator[str]:
     """Yield what ``--quant auto`` chose, and the weights with another format than requested."""
-    from potluck.weights.report import remark_lines
+    from potluck.weights.load import remark_lines
 
     if is_auto:
         yield f"quant: {plan.size.quantization.value}"

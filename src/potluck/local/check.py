@@ -56,8 +56,7 @@ from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes
 from potluck.types.stage import StagePlan
 from potluck.types.text import ChatMessage
-from potluck.weights.load import check_weights
-from potluck.weights.report import remark_lines
+from potluck.weights.load import check_weights, remark_lines
 
 Result = TypeVar("Result")
 

@@ -59,7 +59,7 @@ from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 from potluck.types.text import ChatEnding, ChatMessage, Tokenizer, Tool
-from potluck.weights.report import LoadReport
+from potluck.weights.load import LoadReport
 
 _log = logging.getLogger(__name__)
 

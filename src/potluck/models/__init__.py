@@ -1,6 +1,6 @@
 """Architectures: convert the configuration in a model file to the program that engines run.
 
-A family (``llama``, ``mistral``, …) is one small file that reads its configuration; differences in
+Families (``llama``, ``mistral``, …) are small files that read their configuration; differences in
 the arithmetic are data in ``ModelConfig``. Programs use canonical tensor names, to which the names
 in files are mapped (``names``):
 

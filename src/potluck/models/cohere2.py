@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
-from potluck.models.layers import all_but_every_nth, with_layers
+from potluck.models.layers import all_but_every_nth, with_windows
 from potluck.models.names import INTERLEAVED_NAMES
-from potluck.types.model import LayerConfig, ModelConfig, NormKind, NormPlaces
+from potluck.types.model import ModelConfig, NormKind, NormPlaces
 from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
@@ -36,7 +36,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     values = {"rms_norm_eps": fields.positive("layer_norm_eps", 1e-5)}
     config = hugging_face.read_config(
         fields.with_defaults({"tie_word_embeddings": True}).changed(values),
-        family="cohere2",
         implemented=frozenset(
             {
                 "layer_types",
@@ -69,14 +68,13 @@ def _sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
+    epsilon = fields.positive("attention.layer_norm_epsilon")
     config = gguf.read_config(
-        fields,
+        fields.changed({"attention.layer_norm_rms_epsilon": epsilon}),
         source,
-        family="cohere2",
         implemented=frozenset(
             {"attention.layer_norm_epsilon", "attention.sliding_window", "logit_scale"}
         ),
-        epsilon_key="attention.layer_norm_epsilon",
     )
     return _with_kinds(
         dataclasses.replace(config, logit_scale=fields.positive("logit_scale")),
@@ -88,15 +86,9 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
     """Apply rope to sliding-window layers only; without a window (null), to no layer."""
-
-    def change(index: int, layer: LayerConfig) -> LayerConfig:
-        slides = is_sliding[index] and window is not None
-        attention = dataclasses.replace(
-            layer.grouped_attention, window=window if slides else None, rope=0 if slides else None
-        )
-        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.PARALLEL)
-
-    return dataclasses.replace(with_layers(config, change), norm=NormKind.LAYER)
+    ropes = {True: None if window is None else 0, False: None}
+    config = with_windows(config, is_sliding, window, ropes, NormPlaces.PARALLEL)
+    return dataclasses.replace(config, norm=NormKind.LAYER)
 
 
 COHERE2 = Family(

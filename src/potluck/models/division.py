@@ -170,9 +170,7 @@ class _Division:
         op = node.op
         ranges = () if node.made is None else self._ranges(node.made)
         match op:
-            case Embed():
-                self._add_op(node, bounds=self._vocabulary(op.weight))
-            case Head():
+            case Embed() | Head():
                 self._add_op(node, bounds=self._vocabulary(op.weight))
             case Linear():
                 self._rows(op.weight, ranges)
@@ -182,16 +180,14 @@ class _Division:
                 if ranges and self._weights[op.weight].shape != (1,):
                     self._rows(op.weight, ranges)
                 self._add_op(node)
-            case HeadLinear():
+            case HeadLinear() | Rope():
                 heads = self._heads(op.num_heads, node)
-                self._rows(op.weight, heads)
+                if isinstance(op, HeadLinear):
+                    self._rows(op.weight, heads)
                 self._add_op(node, num_heads=self._count(heads, op.num_heads))
             case CopyColumns():
                 heads = self._heads(op.num_groups, node)
                 self._add_op(node, num_groups=self._count(heads, op.num_groups))
-            case Rope():
-                heads = self._heads(op.num_heads, node)
-                self._add_op(node, num_heads=self._count(heads, op.num_heads))
             case Attention():
                 self._add_attention(op, node)
             case GatedActivation():

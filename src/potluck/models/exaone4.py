@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
-from potluck.models.layers import with_layers
+from potluck.models.fields import Fields
+from potluck.models.layers import with_windows
 from potluck.models.olmo2 import POST_NORM_NAMES
-from potluck.types.model import HeadNorm, LayerConfig, ModelConfig, NormPlaces
+from potluck.types.model import HeadNorm, ModelConfig, NormPlaces
 from potluck.types.tensor import TensorSource
 
 _PATTERN = 4
@@ -19,10 +19,8 @@ _PATTERN_KEY = "sliding_window_pattern"
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     config = hugging_face.read_config(
-        fields,
-        family="exaone4",
+        fields.with_defaults({"num_key_value_heads": 32}),
         implemented=frozenset({"layer_types", "sliding_window", _PATTERN_KEY}),
-        absent_kv_heads=32,
         head_norm=HeadNorm.HEAD,
     )
     config = dataclasses.replace(config, norm_epsilon=fields.positive("rms_norm_eps", 1e-5))
@@ -53,12 +51,11 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="exaone4",
         implemented=frozenset({"attention.sliding_window"}),
         head_norm=HeadNorm.HEAD,
     )
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
-    if not window:
+    window = gguf.read_window(fields)
+    if window is None:
         return _with_kinds(config, (False,) * config.num_layers, None)
     is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
     return _with_kinds(config, is_sliding, window)
@@ -66,17 +63,8 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
 
 def _with_kinds(config: ModelConfig, is_sliding: Sequence[bool], window: int | None) -> ModelConfig:
     """Apply rope to sliding-window layers only; if there is no window, to all layers."""
-
-    def change(index: int, layer: LayerConfig) -> LayerConfig:
-        slides = is_sliding[index]
-        attention = dataclasses.replace(
-            layer.grouped_attention,
-            window=window if slides else None,
-            rope=0 if slides or window is None else None,
-        )
-        return dataclasses.replace(layer, attention=attention, norms=NormPlaces.POST)
-
-    return with_layers(config, change)
+    ropes = {True: 0, False: 0 if window is None else None}
+    return with_windows(config, is_sliding, window, ropes, NormPlaces.POST)
 
 
 EXAONE4 = Family(

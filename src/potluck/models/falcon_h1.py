@@ -32,6 +32,7 @@ _DEFAULTS: Mapping[str, object] = {
     "max_position_embeddings": 8192,
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
     "vocab_size": 128_000,
 }
@@ -51,9 +52,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     has_bias = fields.truth("attention_bias", default=False)
     config = hugging_face.read_config(
         fields,
-        family="falcon_h1",
         implemented=frozenset({"attention_bias", "embedding_multiplier", "mlp_bias"}),
-        absent_kv_heads=8,
         qkv_bias=has_bias,
         output_bias=has_bias,
         mlp_bias=fields.truth("mlp_bias", default=False),
@@ -133,7 +132,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="falcon_h1",
         implemented=mamba_fields.GGUF_KEYS,
         optional_biases=frozenset({"attn_q", "ffn_gate"}),
     )

@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 class Fields:
     """The values of the file ``path``, or of its section ``prefix``. Null means absent.
 
+    ``family`` is the name of the family whose model they configure; empty if nothing depends on it.
     A default of None makes a key required. Every method raises ``ModelFileError`` naming the key if
     it is missing or its value has the wrong type or is out of range.
     """
@@ -42,6 +43,7 @@ class Fields:
     values: Mapping[str, object]
     path: str
     prefix: str = ""
+    family: str = ""
 
     def get(self, key: str) -> object:
         """Return the raw value, or None."""
@@ -118,7 +120,7 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             raise self.error(key, "must be an object")
-        return Fields(values=value, path=self.path, prefix=f"{key}.") if value else None
+        return dataclasses.replace(self, values=value, prefix=f"{key}.") if value else None
 
     def without(self, *keys: str) -> Fields:
         """Return these fields without some keys, which a family reads itself."""

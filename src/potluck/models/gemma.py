@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from potluck.models import gguf, hugging_face
 from potluck.models.fields import MAX_CONTEXT_TOKENS, MAX_LAYERS, Fields, unsupported
 from potluck.models.hugging_face import FULL, SLIDING
-from potluck.models.layers import all_but_every_nth, with_attention, with_layers
+from potluck.models.layers import all_but_every_nth, with_attention, with_windows
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, NameTable, StoredPart
-from potluck.types.model import LayerConfig, ModelConfig, NormPlaces, RopeConfig
+from potluck.types.model import ModelConfig, NormPlaces, RopeConfig
 from potluck.types.program import Activation
 
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": Activation.GELU_TANH}
@@ -140,19 +140,20 @@ def with_sandwich_norms(
     ropes: Mapping[bool, RopeConfig],
     scale: float,
     softcap: float | None = None,
+    logit_softcap: float | None = None,
 ) -> ModelConfig:
     """Return ``config`` with Gemma's norms and embedding scale, and two kinds of layers.
 
     ``scale`` and ``softcap`` apply to all attention.
     """
-    if any(is_sliding) and window is None:
-        raise ValueError("sliding-window layers need a window")
     config = with_two_kinds(config, is_sliding, window, ropes, NormPlaces.SANDWICH)
     config = with_attention(
         config, lambda _, each: dataclasses.replace(each, scale=scale, softcap=softcap)
     )
     # bf16 models round it; Potluck does not.
-    return dataclasses.replace(config, embedding_scale=math.sqrt(config.hidden_size))
+    return dataclasses.replace(
+        config, embedding_scale=math.sqrt(config.hidden_size), logit_softcap=logit_softcap
+    )
 
 
 def with_two_kinds(
@@ -167,17 +168,9 @@ def with_two_kinds(
     ``ropes`` maps whether a layer slides to its rope.
     """
     distinct = tuple(dict.fromkeys(ropes[slides] for slides in sorted(set(is_sliding))))
-
-    def change(index: int, layer: LayerConfig) -> LayerConfig:
-        slides = is_sliding[index]
-        attention = dataclasses.replace(
-            layer.grouped_attention,
-            window=window if slides else None,
-            rope=distinct.index(ropes[slides]),
-        )
-        return dataclasses.replace(layer, attention=attention, norms=norms)
-
-    return dataclasses.replace(with_layers(config, change), ropes=distinct)
+    indices = {slides: distinct.index(ropes[slides]) for slides in set(is_sliding)}
+    config = with_windows(config, is_sliding, window, indices, norms)
+    return dataclasses.replace(config, ropes=distinct)
 
 
 def optional_positive(fields: Fields, key: str) -> float | None:

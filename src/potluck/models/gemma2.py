@@ -4,7 +4,6 @@ every other layer.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from potluck.models import gemma, gguf, hugging_face
@@ -58,44 +57,40 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = gemma.with_defaults(fields, _DEFAULTS)
     config = hugging_face.read_config(
         fields,
-        family="gemma2",
         implemented=_IMPLEMENTED,
         reads_attention_bias=True,
         activations=gemma.ACTIVATIONS,
     )
     is_sliding = gemma.sliding_layers(fields, pattern=_PATTERN)
     (rope,) = config.ropes
-    config = gemma.with_sandwich_norms(
+    return gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
         window=gemma.window_of(fields, is_sliding),
         ropes={False: rope, True: rope},
         scale=fields.positive("query_pre_attn_scalar") ** -0.5,
         softcap=gemma.optional_positive(fields, "attn_logit_softcapping"),
+        logit_softcap=gemma.optional_positive(fields, "final_logit_softcapping"),
     )
-    softcap = gemma.optional_positive(fields, "final_logit_softcapping")
-    return dataclasses.replace(config, logit_softcap=softcap)
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="gemma2",
         implemented=_GGUF_KEYS,
         activation=Activation.GELU_TANH,
     )
     (rope,) = config.ropes
-    config = gemma.with_sandwich_norms(
+    return gemma.with_sandwich_norms(
         config,
         is_sliding=gemma.pattern_of(fields, config.num_layers, default=_PATTERN),
         window=fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, _GGUF_WINDOW),
         ropes={False: rope, True: rope},
         scale=gemma.gguf_scale(config, layers_of_27b=_LAYERS_OF_27B),
         softcap=fields.positive("attn_logit_softcapping", _GGUF_ATTENTION_CAP),
+        logit_softcap=fields.positive("final_logit_softcapping", _GGUF_LOGIT_CAP),
     )
-    softcap = fields.positive("final_logit_softcapping", _GGUF_LOGIT_CAP)
-    return dataclasses.replace(config, logit_softcap=softcap)
 
 
 GEMMA2 = Family(

@@ -6,7 +6,6 @@ Of multimodal models (4B to 27B), only the text part is used.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from potluck.models import gemma, gguf, hugging_face
@@ -57,7 +56,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     ropes = _read_ropes(fields)
     config = hugging_face.read_config(
         fields.without("rope_parameters", "rope_scaling", "rope_theta"),
-        family="gemma3_text",
         implemented=_IMPLEMENTED,
         reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
@@ -65,18 +63,18 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     pattern = fields.count("sliding_window_pattern", MAX_LAYERS, _PATTERN)
     is_sliding = gemma.sliding_layers(fields, pattern=pattern)
-    config = gemma.with_sandwich_norms(
+    softcap = gemma.optional_positive(fields, "final_logit_softcapping")
+    if softcap is not None and fields.prefix:
+        # ``Gemma3ForConditionalGeneration`` of transformers omits it, llama.cpp does not.
+        raise unsupported(f"{fields.prefix}final_logit_softcapping={softcap}")
+    return gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
         window=gemma.window_of(fields, is_sliding),
         ropes=ropes,
         scale=fields.positive("query_pre_attn_scalar") ** -0.5,
+        logit_softcap=softcap,
     )
-    softcap = gemma.optional_positive(fields, "final_logit_softcapping")
-    if softcap is not None and fields.prefix:
-        # ``Gemma3ForConditionalGeneration`` of transformers omits it, llama.cpp does not.
-        raise unsupported(f"{fields.prefix}final_logit_softcapping={softcap}")
-    return dataclasses.replace(config, logit_softcap=softcap)
 
 
 def _read_ropes(fields: Fields) -> Mapping[bool, RopeConfig]:
@@ -106,28 +104,26 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="gemma3_text",
         implemented=_GGUF_KEYS,
         head_norm=HeadNorm.HEAD,
         activation=Activation.GELU_TANH,
     )
     (rope,) = config.ropes
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
+    window = gguf.read_window(fields)
     is_sliding = (False,) * config.num_layers
-    if window:
+    if window is not None:
         is_sliding = gemma.pattern_of(fields, config.num_layers, default=_PATTERN)
     local = RopeConfig(
         theta=fields.positive("rope.freq_base_swa", _SLIDING_THETA), rotary_dim=rope.rotary_dim
     )
-    config = gemma.with_sandwich_norms(
+    return gemma.with_sandwich_norms(
         config,
         is_sliding=is_sliding,
-        window=window or None,
+        window=window,
         ropes={False: rope, True: local},
         scale=gemma.gguf_scale(config, layers_of_27b=_LAYERS_OF_27B),
+        logit_softcap=fields.nonzero("final_logit_softcapping", None),
     )
-    softcap = fields.nonzero("final_logit_softcapping", None)
-    return dataclasses.replace(config, logit_softcap=softcap)
 
 
 GEMMA3 = Family(

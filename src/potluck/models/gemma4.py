@@ -104,15 +104,15 @@ class _Heads:
 
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
-    return _read_hugging_face(fields, "gemma4_text", _DEFAULTS)
+    return _read_hugging_face(fields, _DEFAULTS)
 
 
 def _unified_from_hugging_face(fields: Fields) -> ModelConfig:
     fields.refuse_others({"hidden_size_per_layer_input": (0,), "enable_moe_block": (False,)})
-    return _read_hugging_face(fields, "gemma4_unified_text", _UNIFIED_DEFAULTS)
+    return _read_hugging_face(fields, _UNIFIED_DEFAULTS)
 
 
-def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, object]) -> ModelConfig:
+def _read_hugging_face(fields: Fields, defaults: Mapping[str, object]) -> ModelConfig:
     # Text attends causally even in multimodal models.
     if fields.get("use_bidirectional_attention") == "vision":
         fields = fields.without("use_bidirectional_attention")
@@ -122,7 +122,6 @@ def _read_hugging_face(fields: Fields, family: str, defaults: Mapping[str, objec
     _check_ropes(fields)
     config = hugging_face.read_config(
         fields.without("rope_parameters", "rope_scaling", "rope_theta"),
-        family=family,
         implemented=_IMPLEMENTED,
         reads_attention_bias=True,
         head_norm=HeadNorm.HEAD,
@@ -365,7 +364,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         plain,
         source,
-        family="gemma4_text",
         implemented=_GGUF_KEYS,
         head_norm=HeadNorm.HEAD,
         activation=Activation.GELU_TANH,
@@ -517,9 +515,7 @@ GEMMA4 = Family(
 GEMMA4_UNIFIED = Family(
     name="gemma4_unified_text",
     architecture="Gemma4UnifiedForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_unified_from_hugging_face,
-    from_gguf=None,
     names=_NAMES,
     wrappers={"gemma4_unified": "Gemma4UnifiedForConditionalGeneration"},
 )

@@ -26,6 +26,7 @@ from potluck.models.fields import (
     unsupported,
     with_groups,
 )
+from potluck.models.hugging_face import yarn_scale
 from potluck.models.layers import plain_layers
 from potluck.models.names import GGUF_ROPE_FACTORS
 from potluck.types.model import (
@@ -105,7 +106,6 @@ def read_config(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str] = frozenset(),
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -115,9 +115,8 @@ def read_config(
     sliding_window: int | None = None,
     experts: tuple[ExpertsConfig | None, ...] | None = None,
     activation: Activation = Activation.SILU,
-    epsilon_key: str = "attention.layer_norm_rms_epsilon",
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
+    """Return the configuration of a family that reads the keys ``implemented`` itself.
 
     ``fields`` are the architecture's own keys without their prefix; ``source`` has the tensors
     under the file's names. ``optional_biases`` are the matrices of ``ALL_BIASES`` that have a bias
@@ -162,7 +161,6 @@ def read_config(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        window=sliding_window,
         qkv_bias=qkv_bias or has_bias("attn_q", attention_layer),
         output_bias=output_bias or has_bias("attn_output", attention_layer),
         head_norm=head_norm,
@@ -174,11 +172,11 @@ def read_config(
     )
     windows = (sliding_window,) * num_layers
     return ModelConfig(
-        family=family,
+        family=fields.family,
         hidden_size=hidden_size,
         vocab_size=_vocab_size(fields, source, names),
         max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
-        norm_epsilon=fields.positive(epsilon_key),
+        norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
         layers=plain_layers(num_layers, attention, mlp, windows, experts),
         ropes=(read_rope(fields, source, head_dim),),
         tied_head=_HEAD not in names and not num_labels,
@@ -191,13 +189,12 @@ def read_recurrent_config(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str],
     recurrence: Recurrence,
 ) -> ModelConfig:
     """Return the configuration of a model whose layers only have a recurrence.
 
-    ``family`` reads the keys ``implemented`` itself. Such files declare zero heads and no
+    The family reads the keys ``implemented`` itself. Such files declare zero heads and no
     feed-forward part.
     """
     known = _READ_KEYS - {"attention.head_count", "feed_forward_length"}
@@ -205,7 +202,7 @@ def read_recurrent_config(
     names = frozenset(source.names())
     layer = LayerConfig(attention=None, recurrence=recurrence)
     return ModelConfig(
-        family=family,
+        family=fields.family,
         hidden_size=fields.count("embedding_length", MAX_WIDTH),
         vocab_size=_vocab_size(fields, source, names),
         max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
@@ -214,6 +211,11 @@ def read_recurrent_config(
         ropes=(),
         tied_head=_HEAD not in names,
     )
+
+
+def read_window(fields: Fields) -> int | None:
+    """Return the size of the sliding window; None if it is absent or 0."""
+    return fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0) or None
 
 
 NEXT_KEY = "nextn_predict_layers"
@@ -364,6 +366,33 @@ def read_experts_of_layers(
     return tuple(of_layer(layer) if is_there else None for layer, is_there in enumerate(has_router))
 
 
+def read_expert_config(
+    fields: Fields,
+    source: TensorSource,
+    *,
+    norm_topk_prob: bool,
+    score: ExpertScore = ExpertScore.SOFTMAX,
+    width_key: str = "expert_feed_forward_length",
+    implemented: frozenset[str] = frozenset(),
+    optional_biases: Set[str] = frozenset(),
+    head_norm: HeadNorm = HeadNorm.NONE,
+) -> ModelConfig:
+    """Return the configuration of a family with experts; see ``read_experts_of_layers``.
+
+    The family reads the keys ``implemented`` in addition to ``EXPERT_KEYS``.
+    """
+    return read_config(
+        fields,
+        source,
+        implemented=EXPERT_KEYS | implemented,
+        optional_biases=optional_biases,
+        head_norm=head_norm,
+        experts=read_experts_of_layers(
+            fields, source, norm_topk_prob=norm_topk_prob, score=score, width_key=width_key
+        ),
+    )
+
+
 def _refuse_unsupported(
     fields: Fields, known: frozenset[str], *, lists: frozenset[str] = frozenset()
 ) -> None:
@@ -421,9 +450,15 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
         original_context_tokens=trained_context(fields),
         beta_fast=fields.positive("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.positive("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=fields.positive("rope.scaling.attn_factor", 1.0)
-        * (1.0 if factor <= 1 else 1.0 + 0.1 * math.log(factor)),
+        attention_factor=fields.positive("rope.scaling.attn_factor", 1.0) * yarn_scale(factor),
     )
+
+
+def refuse_other_yarn_factor(fields: Fields, factor: float) -> None:
+    """Raise unless ``rope.scaling.yarn_attn_factor``, which llama.cpp ignores, is its own."""
+    key = "rope.scaling.yarn_attn_factor"
+    if fields.get(key) is not None and abs(fields.positive(key) / yarn_scale(factor) - 1) > 1e-4:
+        raise unsupported(f"{fields.prefix}{key}={fields.get(key)}")
 
 
 def trained_context(fields: Fields) -> int:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gemma, gguf, hugging_face
+from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.models.layers import with_layers
 from potluck.models.names import (
+    FUSED_GATE_UP,
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
     INTERLEAVED_HEADS,
@@ -36,7 +37,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
     config = hugging_face.read_config(
         fields,
-        family="glm4",
         implemented=frozenset({"attention_bias"}),
         qkv_bias=fields.flag("attention_bias", default=True),
         default_rotary_share=_ROTARY_SHARE,
@@ -46,7 +46,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     biases = frozenset({"attn_q"})
-    return _with_norms(gguf.read_config(fields, source, family="glm4", optional_biases=biases))
+    return _with_norms(gguf.read_config(fields, source, optional_biases=biases))
 
 
 def _with_norms(config: ModelConfig) -> ModelConfig:
@@ -65,7 +65,7 @@ GLM4 = Family(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
                 **INTERLEAVED_PROJECTIONS,
-                **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE],
+                **FUSED_GATE_UP[FileKind.HUGGING_FACE],
                 "attn_post_norm": "post_self_attn_layernorm",
                 "mlp_post_norm": "post_mlp_layernorm",
             }
@@ -73,7 +73,7 @@ GLM4 = Family(
         FileKind.GGUF: GGUF_NAMES.changed(
             {
                 **INTERLEAVED_HEADS,
-                **dense.FUSED_GATE_UP[FileKind.GGUF],
+                **FUSED_GATE_UP[FileKind.GGUF],
                 **gemma.GGUF_STEMS,
             }
         ),

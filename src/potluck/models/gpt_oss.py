@@ -65,7 +65,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     config = hugging_face.read_config(
         fields,
-        family="gpt_oss",
         implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "layer_types", "sliding_window"},
         qkv_bias=attention_bias,
         output_bias=attention_bias,
@@ -95,7 +94,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="gpt_oss",
         implemented=gguf.EXPERT_KEYS | {"attention.sliding_window"},
         qkv_bias=True,
         output_bias=True,

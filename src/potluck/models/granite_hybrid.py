@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from potluck.models import gguf, granite, granite_moe, hugging_face, mamba_fields
+from potluck.models import gguf, granite, hugging_face, mamba_fields
 from potluck.models.family import Family
 from potluck.models.fields import (
     MAX_EXPERTS,
@@ -19,7 +19,7 @@ from potluck.models.fields import (
     Fields,
     unsupported,
 )
-from potluck.models.layers import with_recurrences
+from potluck.models.layers import with_recurrence
 from potluck.models.names import (
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
@@ -59,13 +59,12 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = None
     read = fields if kind == "rope" else fields.without(*_ROPE_KEYS)
     if fields.count("num_local_experts", MAX_EXPERTS, minimum=0):
-        experts = granite_moe.read_experts(fields, shared=MlpConfig(width=width))
+        experts = granite.read_experts(fields, shared=MlpConfig(width=width))
     else:
         read = read.without(*_EXPERT_KEYS)
         read = read.changed({"intermediate_size": width})
     config = granite.read_hugging_face(
         read,
-        family="granitemoehybrid",
         implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias"},
         experts=experts,
     )
@@ -74,7 +73,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     if all(has_attention):
         return config
     mixer = _mixer(fields, hidden_size=config.hidden_size)
-    return with_recurrences(config, [None if each else mixer for each in has_attention])
+    return with_recurrence(config, mixer, has_attention)
 
 
 def _layers_with_attention(fields: Fields) -> tuple[bool, ...]:
@@ -115,7 +114,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="granitemoehybrid",
         implemented=granite.GGUF_KEYS | gguf.EXPERT_KEYS | gguf.PLACE_KEYS | mamba_fields.GGUF_KEYS,
         optional_biases=gguf.ALL_BIASES,
         attention_layer=has_attention.index(True) if any(has_attention) else 0,
@@ -130,7 +128,7 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
         # The converter interleaves whole heads, and llama.cpp rotates their first columns.
         raise unsupported(f"{fields.prefix}rope.dimension_count={config.ropes[0].rotary_dim}")
     mixer = mamba_fields.mamba_from_gguf(fields, source, has_attention)
-    return with_recurrences(config, [None if each else mixer for each in has_attention])
+    return with_recurrence(config, mixer, has_attention)
 
 
 GRANITE_HYBRID = Family(
@@ -145,7 +143,7 @@ GRANITE_HYBRID = Family(
                 **mamba_fields.hugging_face_names("mamba"),
                 **concatenated("shared_mlp.input_linear", "mlp.gate", "mlp.up"),
                 "mlp.down": "shared_mlp.output_linear",
-                **granite_moe.EXPERT_STEMS,
+                **granite.EXPERT_STEMS,
             }
         ),
         FileKind.GGUF: GGUF_NAMES.changed({**INTERLEAVED_HEADS, **mamba_fields.GGUF_NAMES}),

@@ -126,9 +126,7 @@ _COMMON_ROPE_KEYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotar
 def read_config(
     fields: Fields,
     *,
-    family: str,
     implemented: frozenset[str],
-    absent_kv_heads: int | None = None,
     default_head_dim: int | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -140,10 +138,9 @@ def read_config(
     activations: Mapping[str, Activation] = _SILU,
     default_rotary_share: float | None = None,
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` that reads the keys ``implemented`` itself.
+    """Return the configuration of a family that reads the keys ``implemented`` itself.
 
-    ``absent_kv_heads`` is the number of key-value heads if the key is absent (null, or no such
-    argument, means as many as query heads). ``default_head_dim`` defaults to an equal share of the
+    ``default_head_dim`` defaults to an equal share of the
     hidden size, ``sliding_windows`` to full attention in every layer, and ``experts``, one entry
     per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
     determines ``qkv_bias`` and ``output_bias``. ``activations`` maps ``hidden_act`` to those that
@@ -161,10 +158,7 @@ def read_config(
     num_layers = num_hidden_layers(fields)
     hidden_size = fields.count("hidden_size", MAX_WIDTH)
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
-    default_kv_heads = (
-        num_heads if fields.is_null("num_key_value_heads") else absent_kv_heads or num_heads
-    )
-    num_kv_heads = fields.count("num_key_value_heads", MAX_HEADS, default_kv_heads)
+    num_kv_heads = fields.count("num_key_value_heads", MAX_HEADS, num_heads)
     if fields.get("head_dim") is None and default_head_dim is None and hidden_size % num_heads:
         raise ModelFileError(
             fields.path, f"hidden_size {hidden_size} is not divisible by {num_heads} heads"
@@ -200,7 +194,7 @@ def read_config(
         default_rotary_share=default_rotary_share,
     )
     return ModelConfig(
-        family=family,
+        family=fields.family,
         hidden_size=hidden_size,
         vocab_size=fields.count("vocab_size", MAX_VOCAB),
         max_context_tokens=max_context_tokens,

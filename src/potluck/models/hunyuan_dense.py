@@ -9,7 +9,7 @@ from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_HEADS, MAX_WIDTH, Fields
 from potluck.models.layers import with_attention
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.tensor import TensorSource
 
@@ -31,7 +31,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields.refuse_others(_NEUTRAL)
     config = hugging_face.read_config(
         _without_alpha(fields),
-        family="hunyuan_v1_dense",
         # Published files set ``use_qk_norm``, which the family always has.
         implemented=frozenset({"num_experts", "use_qk_norm", "qk_norm"}),
         reads_attention_bias=True,
@@ -60,7 +59,7 @@ def _without_alpha(fields: Fields) -> Fields:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    config = gguf.read_config(fields, source, family="hunyuan_v1_dense", head_norm=HeadNorm.HEAD)
+    config = gguf.read_config(fields, source, head_norm=HeadNorm.HEAD)
     return _with_norms_after_rope(config)
 
 
@@ -81,6 +80,5 @@ HUNYUAN_DENSE = Family(
                 "attn.k_norm": "self_attn.key_layernorm",
             }
         ),
-        FileKind.GGUF: GGUF_NAMES,
     },
 )

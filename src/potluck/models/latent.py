@@ -51,12 +51,13 @@ _NORM_EPSILON = 1e-6
 
 def read_hugging_face(
     fields: Fields,
+    score: ExpertScore,
+    has_experts: Sequence[bool],
     *,
-    family: str,
-    experts: tuple[ExpertsConfig | None, ...],
     is_interleaved: bool = True,
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` with these ``experts`` in its layers."""
+    """Return the configuration of a model; see ``read_experts_of_layers``."""
+    experts = read_experts_of_layers(fields, score, has_experts)
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
     rope_dim = _dimension(fields, "qk_rope_head_dim")
     nope_dim = _dimension(fields, "qk_nope_head_dim")
@@ -67,7 +68,6 @@ def read_hugging_face(
     has_bias = fields.flag("attention_bias", default=False)
     config = hugging_face.read_config(
         fields.changed(as_heads),
-        family=family,
         implemented=hugging_face.EXPERT_KEYS | {"attention_bias", "n_routed_experts"},
         experts=experts,
     )
@@ -152,7 +152,7 @@ _FLASH_LAYERS, _FLASH_VOCAB = (47, 48), 154_880
 values."""
 
 
-def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConfig:
+def read_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     """Return the configuration of a model with llama.cpp's architecture ``deepseek2``."""
     fields = gguf.without_mtp_layers(fields)
     names = frozenset(source.names())
@@ -175,7 +175,6 @@ def read_gguf(fields: Fields, source: TensorSource, *, family: str) -> ModelConf
     config = gguf.read_config(
         fields.changed(as_heads),
         source,
-        family=family,
         implemented=gguf.EXPERT_KEYS | gguf.ROUTING_KEYS | gguf.PLACE_KEYS | _LATENT_KEYS,
         experts=experts,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from potluck.types.model import (
     AttentionConfig,
@@ -12,6 +12,7 @@ from potluck.types.model import (
     LayerConfig,
     MlpConfig,
     ModelConfig,
+    NormPlaces,
     Recurrence,
     RopeConfig,
 )
@@ -65,12 +66,35 @@ def with_attention(
     return with_layers(config, changed)
 
 
-def with_recurrences(config: ModelConfig, recurrences: Sequence[Recurrence | None]) -> ModelConfig:
-    """Return ``config`` with recurrences in place of attention in the layers that have one."""
+def with_windows(
+    config: ModelConfig,
+    is_sliding: Sequence[bool],
+    window: int | None,
+    ropes: Mapping[bool, int | None],
+    norms: NormPlaces,
+) -> ModelConfig:
+    """Return ``config`` with ``norms``, and a window in some layers.
+
+    ``ropes`` maps whether a layer slides to the index of its rope.
+    """
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
-        recurrence = recurrences[index]
-        if recurrence is None:
+        slides = is_sliding[index]
+        attention = dataclasses.replace(
+            layer.grouped_attention, window=window if slides else None, rope=ropes[slides]
+        )
+        return dataclasses.replace(layer, attention=attention, norms=norms)
+
+    return with_layers(config, change)
+
+
+def with_recurrence(
+    config: ModelConfig, recurrence: Recurrence, has_attention: Sequence[bool]
+) -> ModelConfig:
+    """Return ``config`` with ``recurrence`` in place of attention in the layers without it."""
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        if has_attention[index]:
             return layer
         return dataclasses.replace(layer, attention=None, recurrence=recurrence)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
+from potluck.models.fields import Fields
 from potluck.models.names import CONVERTED_NAMES
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
@@ -18,7 +18,6 @@ from potluck.types.tensor import TensorSource
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     return hugging_face.read_config(
         fields,
-        family="llama",
         implemented=frozenset({"mlp_bias"}),
         reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
@@ -26,18 +25,16 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     experts = gguf.read_experts_of_layers(
         fields, source, norm_topk_prob=True, width_key="feed_forward_length"
     )
     return gguf.read_config(
         fields,
         source,
-        family="llama",
         implemented=frozenset({"attention.sliding_window"})
         | (gguf.EXPERT_KEYS if any(experts) else frozenset()),
         optional_biases=gguf.ALL_BIASES,
-        sliding_window=window or None,
+        sliding_window=gguf.read_window(fields),
         experts=experts,
     )
 

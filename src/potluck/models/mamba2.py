@@ -40,7 +40,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     hidden_size = fields.count("hidden_size", MAX_WIDTH)
     layer = LayerConfig(attention=None, recurrence=_mixer(fields, hidden_size))
     return ModelConfig(
-        family="mamba2",
+        family=fields.family,
         hidden_size=hidden_size,
         vocab_size=fields.count("vocab_size", MAX_VOCAB),
         max_context_tokens=_CONTEXT_TOKENS,
@@ -73,7 +73,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     return gguf.read_recurrent_config(
         fields,
         source,
-        family="mamba2",
         implemented=mamba_fields.GGUF_KEYS,
         recurrence=mamba_fields.mamba_from_gguf(fields, source, (False,)),
     )

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import MAX_WIDTH, Fields, unsupported
 from potluck.models.mixtral import BLOCK_SPARSE_NAMES
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
+from potluck.models.names import HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig
 from potluck.types.program import ExpertScore
-from potluck.types.tensor import TensorSource
 
 # ``MiniMaxM2Config`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
@@ -57,24 +57,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     rotary_dim = fields.count("rotary_dim", head_dim, head_dim)
     return hugging_face.read_config(
         fields,
-        family="minimax_m2",
         implemented=hugging_face.EXPERT_KEYS | {"use_qk_norm"},
         head_norm=HeadNorm.WIDTH,
         experts=(experts,) * num_layers,
         default_rotary_share=rotary_dim / head_dim,
-    )
-
-
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        family="minimax_m2",
-        implemented=gguf.EXPERT_KEYS,
-        head_norm=HeadNorm.WIDTH,
-        experts=gguf.read_experts_of_layers(
-            fields, source, norm_topk_prob=True, score=ExpertScore.SIGMOID
-        ),
     )
 
 
@@ -83,7 +69,12 @@ MINIMAX_M2 = Family(
     architecture="MiniMaxM2ForCausalLM",
     gguf_architectures=("minimax-m2",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(
+        gguf.read_expert_config,
+        norm_topk_prob=True,
+        score=ExpertScore.SIGMOID,
+        head_norm=HeadNorm.WIDTH,
+    ),
     names={
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
@@ -91,6 +82,5 @@ MINIMAX_M2 = Family(
                 "mlp.correction.weight": "block_sparse_moe.e_score_correction_bias",
             }
         ),
-        FileKind.GGUF: GGUF_NAMES,
     },
 )

@@ -43,7 +43,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     experts = hugging_face.read_experts(fields, norm_topk_prob=True, num_layers=num_layers)
     return hugging_face.read_config(
         fields,
-        family="mixtral",
         implemented=hugging_face.EXPERT_KEYS | {"sliding_window"},
         sliding_windows=hugging_face.equal_windows(fields),
         experts=(experts,) * num_layers,
@@ -53,8 +52,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
 MIXTRAL = Family(
     name="mixtral",
     architecture="MixtralForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_hugging_face,
-    from_gguf=None,
     names={FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(BLOCK_SPARSE_NAMES)},
 )

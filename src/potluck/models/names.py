@@ -269,6 +269,12 @@ SHARED_EXPERTS: Mapping[str, str] = {
 }
 """Stems of the shared experts in many Hugging Face files."""
 
+FUSED_GATE_UP: Mapping[FileKind, Mapping[str, StoredPart]] = {
+    FileKind.HUGGING_FACE: concatenated("mlp.gate_up_proj", "mlp.gate", "mlp.up"),
+    FileKind.GGUF: concatenated("ffn_up", "mlp.gate", "mlp.up"),
+}
+"""Stems of families with one matrix for gate and up, in which the rows of the gate come first."""
+
 INTERLEAVED_PROJECTIONS: Mapping[str, StoredPart] = {
     "attn.q": StoredPart(name="self_attn.q_proj", is_interleaved=True),
     "attn.k": StoredPart(name="self_attn.k_proj", is_interleaved=True),
@@ -288,7 +294,6 @@ INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
 """The usual names of families with interleaved rope pairs."""
 
 CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
-    FileKind.HUGGING_FACE: HUGGING_FACE_NAMES,
     FileKind.GGUF: INTERLEAVED_NAMES[FileKind.GGUF],
 }
 """The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""

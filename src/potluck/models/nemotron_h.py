@@ -52,6 +52,7 @@ _DEFAULTS: Mapping[str, object] = {
     "n_routed_experts": 8,
     "num_attention_heads": 32,
     "num_experts_per_tok": 2,
+    "num_key_value_heads": 8,
     "ssm_state_size": 128,
     "vocab_size": 131_072,
 }
@@ -99,9 +100,7 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     width = fields.count("intermediate_size", MAX_WIDTH)
     config = hugging_face.read_config(
         fields.changed({"num_hidden_layers": len(kinds)}),
-        family="nemotron_h",
         implemented=hugging_face.EXPERT_KEYS | {"layer_types", "mlp_bias", "n_routed_experts"},
-        absent_kv_heads=8,
     )
     experts = None
     if _EXPERTS in kinds:
@@ -248,7 +247,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="nemotron_h",
         implemented=gguf.EXPERT_KEYS
         | gguf.ROUTING_KEYS
         | gguf.PLACE_KEYS

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from potluck.models import dense, gemma, gguf, hugging_face
+from potluck.models import gemma, gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields, unsupported
+from potluck.models.fields import Fields, unsupported
 from potluck.models.layers import with_layers
 from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind
 from potluck.types.model import HeadNorm, ModelConfig, NormPlaces, RopeConfig
@@ -23,10 +23,9 @@ _GGUF_KEYS = frozenset(
 )
 
 
-def _read(fields: Fields, family: str, implemented: frozenset[str]) -> ModelConfig:
+def _read(fields: Fields, implemented: frozenset[str]) -> ModelConfig:
     return hugging_face.read_config(
         fields.with_defaults({"rms_norm_eps": 1e-5}),
-        family=family,
         implemented=implemented,
         reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
@@ -34,14 +33,14 @@ def _read(fields: Fields, family: str, implemented: frozenset[str]) -> ModelConf
 
 
 def _from_olmo2(fields: Fields) -> ModelConfig:
-    return _with_norms_after(_read(fields, "olmo2", frozenset()))
+    return _with_norms_after(_read(fields, frozenset()))
 
 
 def _from_olmo3(fields: Fields) -> ModelConfig:
     # ``rope_parameters`` has a section for each kind of layer; ``rope_scaling``, in older files,
     # applies to full-attention layers.
     plain = fields.without("rope_parameters", "rope_scaling")
-    config = _read(plain, "olmo3", frozenset({"layer_types", "sliding_window"}))
+    config = _read(plain, frozenset({"layer_types", "sliding_window"}))
     head_dim = config.layers[0].grouped_attention.head_dim
     theta = fields.positive("rope_theta", _THETA_OF_3)
     scaling = fields.section("rope_scaling")
@@ -66,15 +65,14 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields.without(gemma.PATTERN_KEY),
         source,
-        family="olmo2",
         implemented=_GGUF_KEYS,
         optional_biases=gguf.ATTENTION_BIASES,
         head_norm=HeadNorm.WIDTH,
     )
     (rope,) = config.ropes
-    dense.refuse_other_yarn_factor(fields, rope.factor)
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
-    if not window:
+    gguf.refuse_other_yarn_factor(fields, rope.factor)
+    window = gguf.read_window(fields)
+    if window is None:
         return _with_norms_after(config)
     # As in llama.cpp, where the rope of sliding layers only depends on ``rope.freq_base``.
     if fields.positive("rope.freq_base_swa", rope.theta) != rope.theta:
@@ -111,8 +109,6 @@ OLMO2 = Family(
 OLMO3 = Family(
     name="olmo3",
     architecture="Olmo3ForCausalLM",
-    gguf_architectures=(),
     from_hugging_face=_from_olmo3,
-    from_gguf=None,
     names=POST_NORM_NAMES,
 )

@@ -5,12 +5,12 @@ queries and keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
 from potluck.models.fields import Fields
 from potluck.types.model import HeadNorm, ModelConfig
-from potluck.types.tensor import TensorSource
 
 # ``OlmoeConfig`` of transformers.
 _DEFAULTS: Mapping[str, object] = {
@@ -37,25 +37,10 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     )
     return hugging_face.read_config(
         fields,
-        family="olmoe",
         implemented=hugging_face.EXPERT_KEYS,
         reads_attention_bias=True,
         head_norm=HeadNorm.WIDTH,
         experts=(experts,) * num_layers,
-    )
-
-
-def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    return gguf.read_config(
-        fields,
-        source,
-        family="olmoe",
-        implemented=gguf.EXPERT_KEYS,
-        head_norm=HeadNorm.WIDTH,
-        # As computed by llama.cpp's build_olmoe; it is not in the files.
-        experts=gguf.read_experts_of_layers(
-            fields, source, norm_topk_prob=False, width_key="feed_forward_length"
-        ),
     )
 
 
@@ -64,5 +49,11 @@ OLMOE = Family(
     architecture="OlmoeForCausalLM",
     gguf_architectures=("olmoe",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=_from_gguf,
+    from_gguf=partial(
+        gguf.read_expert_config,
+        # As computed by llama.cpp's build_olmoe; it is not in the files.
+        norm_topk_prob=False,
+        width_key="feed_forward_length",
+        head_norm=HeadNorm.WIDTH,
+    ),
 )

@@ -9,10 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from potluck.models import dense, gguf, hugging_face
+from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
-from potluck.models.fields import MAX_CONTEXT_TOKENS, Fields
-from potluck.models.names import GGUF_NAMES, HUGGING_FACE_NAMES, FileKind, concatenated
+from potluck.models.fields import Fields
+from potluck.models.names import (
+    FUSED_GATE_UP,
+    GGUF_NAMES,
+    HUGGING_FACE_NAMES,
+    FileKind,
+    concatenated,
+)
 from potluck.types.model import ModelConfig, RopeConfig, RopeScaling
 from potluck.types.tensor import TensorSource
 
@@ -33,7 +39,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _with_newer_names(fields.with_defaults(_DEFAULTS))
     return hugging_face.read_config(
         fields,
-        family="phi3",
         implemented=frozenset({"sliding_window"}),
         sliding_windows=hugging_face.equal_windows(fields),
         default_rotary_share=1.0,
@@ -52,13 +57,12 @@ def _with_newer_names(fields: Fields) -> Fields:
 
 
 def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
-    window = fields.count("attention.sliding_window", MAX_CONTEXT_TOKENS, 0, minimum=0)
     plain = fields
     has_factors = not {_LONG, _SHORT}.isdisjoint(source.names())
     if has_factors:
         plain = fields.without("rope.scaling.attn_factor", "rope.scaling.type")
     config = gguf.read_config(
-        plain, source, family="phi3", implemented=_GGUF_KEYS, sliding_window=window or None
+        plain, source, implemented=_GGUF_KEYS, sliding_window=gguf.read_window(fields)
     )
     if not has_factors:
         return config
@@ -87,11 +91,11 @@ PHI3 = Family(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {
                 **concatenated("self_attn.qkv_proj", *_QKV),
-                **dense.FUSED_GATE_UP[FileKind.HUGGING_FACE],
+                **FUSED_GATE_UP[FileKind.HUGGING_FACE],
             }
         ),
         FileKind.GGUF: GGUF_NAMES.changed(
-            {**concatenated("attn_qkv", *_QKV), **dense.FUSED_GATE_UP[FileKind.GGUF]},
+            {**concatenated("attn_qkv", *_QKV), **FUSED_GATE_UP[FileKind.GGUF]},
             ignored=(_LONG, _SHORT),
         ),
     },

@@ -14,7 +14,7 @@ from functools import partial
 from potluck.models import qwen3_next
 from potluck.models.family import Family
 from potluck.models.fields import Fields
-from potluck.models.qwen2_moe import read_experts_by_step
+from potluck.models.qwen2 import read_experts_by_step
 from potluck.models.qwen3_next import GGUF_EXPERT_KEYS, names_of, read_text_config
 from potluck.types.model import ModelConfig
 from potluck.types.tensor import TensorSource
@@ -55,14 +55,14 @@ _ROPES = ("rope_parameters", "rope_scaling")
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _without_sections(fields).with_defaults(_DEFAULTS)
-    return read_text_config(fields, family="qwen3_5_text")
+    return read_text_config(fields)
 
 
 def _moe_from_hugging_face(fields: Fields) -> ModelConfig:
     fields = _without_sections(fields).with_defaults(_MOE_DEFAULTS)
     # As in ``Qwen3_5MoeTopKRouter`` of transformers, whatever the file says.
     fields = fields.changed({"norm_topk_prob": True})
-    return read_text_config(fields, family="qwen3_5_moe_text", experts=read_experts_by_step(fields))
+    return read_text_config(fields, experts=read_experts_by_step(fields))
 
 
 def _without_sections(fields: Fields) -> Fields:
@@ -80,13 +80,11 @@ def _read_gguf(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str] = frozenset(),
 ) -> ModelConfig:
     return qwen3_next.read_gguf(
         fields.without("rope.dimension_sections"),
         source,
-        family=family,
         implemented=implemented,
         is_tiled=True,
     )
@@ -108,7 +106,7 @@ QWEN3_5 = Family(
     architecture="Qwen3_5ForCausalLM",
     gguf_architectures=("qwen35",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(_read_gguf, family="qwen3_5_text"),
+    from_gguf=_read_gguf,
     names=_NAMES,
     wrappers={"qwen3_5": "Qwen3_5ForConditionalGeneration"},
 )
@@ -118,7 +116,7 @@ QWEN3_5_MOE = Family(
     architecture="Qwen3_5MoeForCausalLM",
     gguf_architectures=("qwen35moe",),
     from_hugging_face=_moe_from_hugging_face,
-    from_gguf=partial(_read_gguf, family="qwen3_5_moe_text", implemented=GGUF_EXPERT_KEYS),
+    from_gguf=partial(_read_gguf, implemented=GGUF_EXPERT_KEYS),
     names=_NAMES,
     wrappers={"qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration"},
 )

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import accumulate
 
 from potluck.models import gguf, hugging_face
 from potluck.models.family import Family
@@ -20,7 +21,7 @@ from potluck.models.fields import (
     MAX_WIDTH,
     Fields,
 )
-from potluck.models.layers import all_but_every_nth, with_attention, with_recurrences
+from potluck.models.layers import all_but_every_nth, with_attention, with_recurrence
 from potluck.models.names import (
     GGUF_NAMES,
     HUGGING_FACE_NAMES,
@@ -29,7 +30,7 @@ from potluck.models.names import (
     StoredPart,
     concatenated,
 )
-from potluck.models.qwen2_moe import SHARED_STEMS, read_experts_by_step
+from potluck.models.qwen2 import SHARED_STEMS, read_experts_by_step
 from potluck.types.model import (
     ExpertsConfig,
     GatedDeltaConfig,
@@ -67,19 +68,18 @@ _DEFAULTS: Mapping[str, object] = {
 
 def _from_hugging_face(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(_DEFAULTS)
-    return read_text_config(fields, family="qwen3_next", experts=read_experts_by_step(fields))
+    return read_text_config(fields, experts=read_experts_by_step(fields))
 
 
 def read_text_config(
-    fields: Fields, *, family: str, experts: tuple[ExpertsConfig | None, ...] | None = None
+    fields: Fields, *, experts: tuple[ExpertsConfig | None, ...] | None = None
 ) -> ModelConfig:
-    """Return the configuration of a ``family`` with Qwen3-Next's layers."""
+    """Return the configuration of a model with Qwen3-Next's layers."""
     # Models with other gates say so.
     fields.refuse_others({"attn_output_gate": (True,), "output_gate_type": ("silu", "swish")})
     implemented = frozenset({"layer_types"})
     config = hugging_face.read_config(
         fields,
-        family=family,
         implemented=implemented if experts is None else implemented | hugging_face.EXPERT_KEYS,
         default_head_dim=HEAD_DIM,
         reads_attention_bias=True,
@@ -89,7 +89,7 @@ def read_text_config(
     )
     is_recurrent = _recurrent_layers(fields, config.num_layers)
     if not any(is_recurrent):
-        return _with_recurrences(config, is_recurrent, None)
+        return _with_gate(config)
     recurrence = GatedDeltaConfig(
         num_heads=fields.count("linear_num_value_heads", MAX_HEADS),
         num_key_heads=fields.count("linear_num_key_heads", MAX_HEADS),
@@ -98,7 +98,7 @@ def read_text_config(
         kernel=fields.count("linear_conv_kernel_dim", MAX_KERNEL, minimum=2),
     )
     _check_recurrence(fields, recurrence, key="linear_num_value_heads")
-    return _with_recurrences(config, is_recurrent, recurrence)
+    return _with_gate(with_recurrence(config, recurrence, [not each for each in is_recurrent]))
 
 
 def _recurrent_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
@@ -124,11 +124,7 @@ def _check_recurrence(fields: Fields, recurrence: GatedDeltaConfig, *, key: str)
         raise fields.error(key, f"makes more than {MAX_WIDTH} columns")
 
 
-def _with_recurrences(
-    config: ModelConfig, is_recurrent: tuple[bool, ...], recurrence: GatedDeltaConfig | None
-) -> ModelConfig:
-    """Return ``config`` with recurrences in some layers, and an attention gate in the others."""
-    config = with_recurrences(config, [recurrence if each else None for each in is_recurrent])
+def _with_gate(config: ModelConfig) -> ModelConfig:
     return with_attention(config, lambda _, each: dataclasses.replace(each, has_output_gate=True))
 
 
@@ -151,7 +147,6 @@ def read_gguf(
     fields: Fields,
     source: TensorSource,
     *,
-    family: str,
     implemented: frozenset[str],
     is_tiled: bool = False,
 ) -> ModelConfig:
@@ -170,7 +165,6 @@ def read_gguf(
     config = gguf.read_config(
         fields,
         source,
-        family=family,
         implemented=GGUF_KEYS | implemented,
         optional_biases=frozenset({"attn_q"}),
         attention_layer=is_recurrent.index(False) if False in is_recurrent else 0,
@@ -192,7 +186,7 @@ def read_gguf(
         is_tiled=is_tiled,
     )
     _check_recurrence(fields, recurrence, key="ssm.time_step_rank")
-    return _with_recurrences(config, is_recurrent, recurrence)
+    return _with_gate(with_recurrence(config, recurrence, [not each for each in is_recurrent]))
 
 
 def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
@@ -205,11 +199,6 @@ def _recurrent_blocks(fields: Fields, num_blocks: int) -> tuple[bool, ...]:
         return (fields.flag(key, default=False),) * num_blocks
     return tuple(map(bool, gguf.values_by_layer(fields, key, num_blocks)))
 
-
-MTP: Mapping[str, re.Pattern[str]] = {
-    "multi-token prediction layers": re.compile(r"(model\.)?mtp\..+")
-}
-"""Tensors that are skipped, by description."""
 
 _DELTA_STEMS: Mapping[str, str | StoredPart] = {
     "delta.kernel.weight": StoredPart(name="linear_attn.conv1d.weight", is_flat=True),
@@ -253,7 +242,10 @@ def names_of(
         FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
             {**shifted, **_DELTA_STEMS, **SHARED_STEMS, **hugging_face_stems},
             stems={"norm": StoredPart(name="model.norm", plus_one=True)},
-            skipped={**MTP, **skipped},
+            skipped={
+                "multi-token prediction layers": re.compile(r"(model\.)?mtp\..+"),
+                **skipped,
+            },
             variants={
                 "fused experts": {
                     **concatenated(
@@ -272,65 +264,50 @@ def names_of(
     }
 
 
-def _runs(
-    *parts: Callable[[GatedDeltaConfig], tuple[int, int]], of_factors: bool = False
+def _rows_of(
+    sizes: Callable[[GatedDeltaConfig], tuple[int, ...]], *parts: int
 ) -> Callable[[ModelConfig, int], tuple[range, ...]]:
-    """Return the rows of some parts of the groups in fused matrices, one group per key head.
+    """Return the rows of some parts of the groups in a fused matrix, one group per key head.
 
-    Each part is given by its first row in a group and its number of rows. A group of
-    ``in_proj_qkvz`` has a head's query and key, and the values and gates of the heads that it
-    serves; a group with ``of_factors`` (``in_proj_ba``) has the latter's betas and decays.
+    ``sizes`` returns the numbers of rows of all parts of a group.
     """
 
     def rows_of(config: ModelConfig, layer: int) -> tuple[range, ...]:
         recurrence = config.layers[layer].recurrence
         if not isinstance(recurrence, GatedDeltaConfig):
             raise ValueError(f"layer {layer} is not a gated delta net")
-        group = 2 * _num_served(recurrence)
-        if not of_factors:
-            group = 2 * recurrence.key_dim + group * recurrence.value_dim
+        bounds = (0, *accumulate(sizes(recurrence)))
         return tuple(
-            range(head * group + first, head * group + first + count)
-            for first, count in (part(recurrence) for part in parts)
+            range(head * bounds[-1] + bounds[part], head * bounds[-1] + bounds[part + 1])
+            for part in parts
             for head in range(recurrence.num_key_heads)
         )
 
     return rows_of
 
 
-def _num_served(recurrence: GatedDeltaConfig) -> int:
-    return recurrence.num_heads // recurrence.num_key_heads
+def _projection_sizes(config: GatedDeltaConfig) -> tuple[int, ...]:
+    """Return the rows of a head's query and key, and of values and gates of the heads it serves."""
+    value_rows = config.num_heads // config.num_key_heads * config.value_dim
+    return (config.key_dim, config.key_dim, value_rows, value_rows)
+
+
+def _factor_sizes(config: GatedDeltaConfig) -> tuple[int, ...]:
+    """Return the rows of betas and decays of the heads that a key head serves."""
+    return (config.num_heads // config.num_key_heads,) * 2
 
 
 def _fused_projections(name: str) -> Mapping[str, StoredPart]:
-    def values(each: GatedDeltaConfig) -> int:
-        return _num_served(each) * each.value_dim
-
     return {
-        "delta.qkv.weight": StoredPart(
-            name=name,
-            rows_of=_runs(
-                lambda each: (0, each.key_dim),
-                lambda each: (each.key_dim, each.key_dim),
-                lambda each: (2 * each.key_dim, values(each)),
-            ),
-        ),
-        "delta.gate.weight": StoredPart(
-            name=name,
-            rows_of=_runs(lambda each: (2 * each.key_dim + values(each), values(each))),
-        ),
+        "delta.qkv.weight": StoredPart(name=name, rows_of=_rows_of(_projection_sizes, 0, 1, 2)),
+        "delta.gate.weight": StoredPart(name=name, rows_of=_rows_of(_projection_sizes, 3)),
     }
 
 
 def _fused_factors(name: str) -> Mapping[str, StoredPart]:
     return {
-        "delta.beta.weight": StoredPart(
-            name=name, rows_of=_runs(lambda each: (0, _num_served(each)), of_factors=True)
-        ),
-        "delta.decay.weight": StoredPart(
-            name=name,
-            rows_of=_runs(lambda each: (_num_served(each), _num_served(each)), of_factors=True),
-        ),
+        "delta.beta.weight": StoredPart(name=name, rows_of=_rows_of(_factor_sizes, 0)),
+        "delta.decay.weight": StoredPart(name=name, rows_of=_rows_of(_factor_sizes, 1)),
     }
 
 
@@ -339,7 +316,7 @@ QWEN3_NEXT = Family(
     architecture="Qwen3NextForCausalLM",
     gguf_architectures=("qwen3next",),
     from_hugging_face=_from_hugging_face,
-    from_gguf=partial(read_gguf, family="qwen3_next", implemented=GGUF_EXPERT_KEYS),
+    from_gguf=partial(read_gguf, implemented=GGUF_EXPERT_KEYS),
     names=names_of(
         {
             **_fused_projections("linear_attn.in_proj_qkvz.weight"),

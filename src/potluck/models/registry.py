@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.encodings import read_encoding
-from potluck.models.families import all_families, families_named, family_of
+from potluck.models.family import all_families, families_named, family_of
 from potluck.models.fields import Fields, one_line, unsupported
 from potluck.models.names import (
     CLASSIFIER,
@@ -51,6 +51,7 @@ def config_from_hugging_face(
         raise ModelFileError(path, "model_type is missing")
     # A configuration without a type is of any family.
     for family in families_named(model_type) if model_type else all_families():
+        fields = dataclasses.replace(fields, family=family.name)
         wrapper = family.wrappers.get(model_type)
         if wrapper is not None and architectures in ((wrapper,), ()):
             text = _text_part(fields)
@@ -105,7 +106,8 @@ def config_from_gguf(
                 for key in metadata
                 if key.startswith(prefix)
             }
-            return family.from_gguf(Fields(values=values, path=path, prefix=prefix), source)
+            fields = Fields(values=values, path=path, prefix=prefix, family=family.name)
+            return family.from_gguf(fields, source)
     known = [each for family in all_families() for each in family.gguf_architectures]
     raise _unknown_family("architecture", architecture, known=known)
 
@@ -131,7 +133,7 @@ def stored_weights(
 
 
 def _names(config: ModelConfig, file_kind: FileKind) -> NameTable:
-    return family_of(config.family).names[file_kind]
+    return family_of(config.family).name_table(file_kind)
 
 
 def _stored_name(config: ModelConfig, canonical_name: str, file_kind: FileKind) -> str:

@@ -40,7 +40,6 @@ def _from_hugging_face(fields: Fields) -> ModelConfig:
     turns = _layers_with_rope(fields)
     config = hugging_face.read_config(
         fields,
-        family="smollm3",
         implemented=_IMPLEMENTED,
         reads_attention_bias=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
@@ -88,7 +87,6 @@ def _from_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     config = gguf.read_config(
         fields,
         source,
-        family="smollm3",
         optional_biases=gguf.ALL_BIASES,
     )
     return _with_rope(config, all_but_every_nth(config.num_layers, _INTERVAL))

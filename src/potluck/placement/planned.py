@@ -25,7 +25,7 @@ from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import PlacedStage, Plan, Prediction, Preferences, Rejection
 from potluck.types.stage import StagePlan, StageSize
-from potluck.weights.report import remark_lines
+from potluck.weights.load import remark_lines
 
 _EXPECTED_TOKENS = 512
 """The assumed length of a sequence, and of a prompt, if future ones are unknown."""

@@ -1,3 +1,3 @@
 """Stream tensors from files to engines, under canonical names."""
 
-__all__ = ["canonical", "divided", "load", "report"]
+__all__ = ["canonical", "divided", "load"]

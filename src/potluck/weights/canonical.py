@@ -121,17 +121,13 @@ class CanonicalSource:
             self._read_computed(stored, start_row, end_row, out)
         elif stored.row_range is not None:
             self._read_part(stored, stored.row_range, start_row, end_row, out)
-        elif stored.is_stacked:
-            self._read_stack(stored, start_row, end_row, out)
-        elif stored.rows is not None:
-            self._read_some(stored, stored.rows, start_row, end_row, out)
-        elif stored.interleaved is None:
-            # All rows of the file's tensor are the only row of a vector.
-            factor = self._first(stored).num_rows if len(self.info(name).shape) == 1 else 1
-            first, last = start_row * factor, end_row * factor
-            self._read_stored(stored, stored.stored_names[0], first, last, out)
+        elif stored.is_stacked or stored.rows is not None:
+            self._read_runs(stored, start_row, end_row, out)
         else:
-            self._read_interleaved(stored, stored.interleaved, start_row, end_row, out)
+            factor = self._stored_rows_per_row(stored)
+            self._read_stored(
+                stored, stored.stored_names[0], start_row * factor, end_row * factor, out
+            )
 
     def stored_runs(
         self, name: str, start_row: int, end_row: int
@@ -157,9 +153,7 @@ class CanonicalSource:
                     yield first.name, run.start + begin - done, run.start + end - done
                 done += len(run)
         else:
-            factor = 1
-            if stored.interleaved is None and len(self.info(name).shape) == 1:
-                factor = first.num_rows
+            factor = self._stored_rows_per_row(stored)
             yield from self._runs_of_stored(
                 stored, stored.stored_names[0], start_row * factor, end_row * factor
             )
@@ -168,6 +162,11 @@ class CanonicalSource:
         """Close the underlying source. Idempotent."""
         self._matrix = None
         self._raw.close()
+
+    def _stored_rows_per_row(self, stored: StoredTensor) -> int:
+        """Return how many rows of the file's tensor make up a row: all of them for a vector."""
+        is_vector = stored.interleaved is None and len(self.info(stored.canonical_name).shape) == 1
+        return self._first(stored).num_rows if is_vector else 1
 
     def _runs_of_stored(
         self, stored: StoredTensor, name: str, start_row: int, end_row: int
@@ -361,43 +360,21 @@ class CanonicalSource:
             values = values + np.float32(1)
         out[:] = values.view(np.uint8).data
 
-    def _read_some(
-        self,
-        stored: StoredTensor,
-        rows: tuple[range, ...],
-        start_row: int,
-        end_row: int,
-        out: memoryview,
-    ) -> None:
-        """Read rows that consist of runs, each of whose requested rows are read at once."""
-        info = self._first(stored)
-        _check_rows(self._path, rows, info)
-        size, num_rows = info.row_bytes, sum(map(len, rows))
-        if not 0 <= start_row <= end_row <= num_rows or out.nbytes != (end_row - start_row) * size:
-            raise ValueError(
-                f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {stored.canonical_name}"
-            )
-        first = 0
-        for run in rows:
-            begin, end = max(start_row, first), min(end_row, first + len(run))
-            if begin < end:
-                part = out[(begin - start_row) * size : (end - start_row) * size]
-                its_first = run.start + begin - first
-                self._raw.read_rows(info.name, its_first, its_first + end - begin, part)
-            first += len(run)
-
-    def _read_stack(
+    def _read_runs(
         self, stored: StoredTensor, start_row: int, end_row: int, out: memoryview
     ) -> None:
-        """Read the requested rows of each matrix in turn."""
+        """Read the requested rows of each run of rows, or of each matrix of a stack, at once."""
         first = self._first(stored)
-        num_rows, size = first.num_rows, first.row_bytes
-        if not 0 <= start_row <= end_row <= num_rows * len(stored.stored_names):
-            raise ValueError(f"{stored.canonical_name} has no rows [{start_row}, {end_row})")
-        if out.nbytes != (end_row - start_row) * size:
-            raise ValueError(f"{out.nbytes} B are not rows of {stored.canonical_name}")
-        for index, begin, end, target in targets_by_matrix(start_row, end_row, num_rows, out, size):
-            self._raw.read_rows(stored.stored_names[index], begin, end, target)
+        num_rows = first.num_rows * len(stored.stored_names)
+        if stored.rows is not None:
+            _check_rows(self._path, stored.rows, first)
+            num_rows = sum(map(len, stored.rows))
+        _check_request(stored.canonical_name, num_rows, first.row_bytes, start_row, end_row, out)
+        done = 0
+        for name, begin, end in self.stored_runs(stored.canonical_name, start_row, end_row):
+            size = (end - begin) * first.row_bytes
+            self._raw.read_rows(name, begin, end, out[done : done + size])
+            done += size
 
     def _read_interleaved(
         self,
@@ -417,10 +394,7 @@ class CanonicalSource:
                 f"{info.name}, {info.format.label} {info.shape}, cannot have {heads.num_heads} "
                 "interleaved heads",
             )
-        if not 0 <= start_row <= end_row <= info.num_rows:
-            raise ValueError(f"{info.name} has no rows [{start_row}, {end_row})")
-        if out.nbytes != (end_row - start_row) * info.row_bytes:
-            raise ValueError(f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {info.name}")
+        _check_request(info.name, info.num_rows, info.row_bytes, start_row, end_row, out)
         if out.nbytes == 0:
             return
         with out.cast("B") as target:
@@ -541,6 +515,16 @@ def _divided(path: str, info: TensorInfo, num_matrices: int) -> TensorInfo:
             f"the rows of {num_matrices} heads",
         )
     return dataclasses.replace(info, shape=(num_matrices, rows, info.num_columns))
+
+
+def _check_request(
+    name: str, num_rows: int, row_bytes: int, start_row: int, end_row: int, out: memoryview
+) -> None:
+    """Raise ``ValueError`` unless there are these rows, and they fill ``out``."""
+    if not 0 <= start_row <= end_row <= num_rows:
+        raise ValueError(f"{name} has no rows [{start_row}, {end_row})")
+    if out.nbytes != (end_row - start_row) * row_bytes:
+        raise ValueError(f"{out.nbytes} B are not rows [{start_row}, {end_row}) of {name}")
 
 
 def _check_rows(path: str, rows: tuple[range, ...], info: TensorInfo) -> None:

@@ -19,7 +19,6 @@ from potluck.types.quantization import target_format, wanted_format
 from potluck.types.stage import TensorRemark
 from potluck.types.tensor import TensorFormat, TensorInfo, TensorSink, TensorSource
 from potluck.weights.divided import DividedSource
-from potluck.weights.report import LoadReport
 
 STAGING_BYTES = 32 * 2**20
 """The total memory that loading uses in addition to the weights. It is large enough for streaming
@@ -47,6 +46,18 @@ format, the number of rows, and the number of columns."""
 
 UNDOING_BYTES = 2**20
 """The memory for undoing an interleaving (or one pair of rows, if larger)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """The result of loading: bytes of ``weights`` by format (label, bytes), and the ``read_bytes``
+    from the source.
+    """
+
+    read_bytes: int
+    seconds: float
+    weights: tuple[tuple[str, int], ...]
+    remarks: tuple[TensorRemark, ...] = ()
 
 
 def load_weights(
@@ -80,10 +91,10 @@ def load_weights(
     total = sum(block.num_bytes for block in blocks)
     report = on_progress or _ignore
     report(0, total)
-    sizes = _buffer_bytes(blocks)
+    buffer_bytes, converted_bytes = _buffer_bytes(blocks)
     parts = DividedSource(source, program.weights)
-    buffers = [memoryview(bytearray(sizes.read)) for _ in range(_NUM_READ_BUFFERS)]
-    converted = memoryview(bytearray(sizes.converted))
+    buffers = [memoryview(bytearray(buffer_bytes)) for _ in range(_NUM_READ_BUFFERS)]
+    converted = memoryview(bytearray(converted_bytes))
 
     def read(index: int) -> memoryview:
         block = blocks[index]
@@ -168,13 +179,26 @@ def format_remarks(
     return tuple(remarks)
 
 
+def remark_lines(remarks: Iterable[TensorRemark]) -> Iterator[str]:
+    """Yield each remark once for messages, with the number of tensors concerned.
+
+    A tensor that is on several stages counts once.
+    """
+    distinct = tuple(dict.fromkeys(remarks))
+    count = Counter(each.remark for each in distinct)
+    for remark, num_tensors in count.items():
+        first = next(each for each in distinct if each.remark == remark)
+        others = f" and {num_tensors - 1} more" if num_tensors > 1 else ""
+        yield f"{first.name}{others}: {remark}"
+
+
 def staging_bytes(stored: Iterable[TensorInfo], loaded: Iterable[TensorInfo]) -> int:
     """Return the memory that ``load_weights`` uses for these tensors, without the sink's."""
     # No block of a tensor is larger than its first.
     first = [b for each in _tensors(stored, loaded) for b in islice(each.blocks(), 1)]
-    sizes = _buffer_bytes(first)
-    undoing = min(sizes.read, UNDOING_BYTES)
-    return _NUM_READ_BUFFERS * sizes.read + sizes.converted + undoing
+    buffer_bytes, converted_bytes = _buffer_bytes(first)
+    undoing = min(buffer_bytes, UNDOING_BYTES)
+    return _NUM_READ_BUFFERS * buffer_bytes + converted_bytes + undoing
 
 
 def check_weights(
@@ -297,18 +321,11 @@ class _Block:
         return (self.end_row - self.start_row) * self.tensor.loaded.row_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BufferSizes:
-    """The sizes of each read buffer, and of the buffer for converted rows."""
-
-    read: int
-    converted: int
-
-
-def _buffer_bytes(blocks: Sequence[_Block]) -> _BufferSizes:
-    return _BufferSizes(
-        read=max((block.num_bytes for block in blocks), default=0),
-        converted=max((b.loaded_bytes for b in blocks if b.tensor.is_converted), default=0),
+def _buffer_bytes(blocks: Sequence[_Block]) -> tuple[int, int]:
+    """Return the sizes of each read buffer, and of the buffer for converted rows."""
+    return (
+        max((block.num_bytes for block in blocks), default=0),
+        max((block.loaded_bytes for block in blocks if block.tensor.is_converted), default=0),
     )
 
 

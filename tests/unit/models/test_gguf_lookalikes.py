@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.models.state_dict_source import StateDictSource
 
 from potluck.errors import UnsupportedModelError
-from potluck.models.families import all_families
+from potluck.models.family import all_families
 from potluck.models.registry import config_from_gguf
 
 COMMON: Mapping[str, Any] = {

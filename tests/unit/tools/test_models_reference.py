@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from potluck.models.families import all_families
+from potluck.models.family import all_families
 from tools.models_reference import DIRECTORY, page
 
 

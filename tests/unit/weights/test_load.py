@@ -19,8 +19,8 @@ from potluck.weights.load import (
     format_remarks,
     load_weights,
     loaded_weights,
+    remark_lines,
 )
-from potluck.weights.report import remark_lines
 
 
 def pattern(num_bytes: int) -> bytes:

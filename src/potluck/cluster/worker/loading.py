@@ -42,7 +42,7 @@ from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes, format_seconds
 from potluck.types.quantization import target_format
 from potluck.types.tensor import TensorFormat
-from potluck.weights.report import remark_lines
+from potluck.weights.load import remark_lines
 
 _log = logging.getLogger(__name__)
 

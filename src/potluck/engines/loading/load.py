@@ -24,8 +24,7 @@ from potluck.types.engine import LoadableEngine
 from potluck.types.program import Program
 from potluck.types.stage import StagePlan
 from potluck.types.unit import UnitAddress
-from potluck.weights.load import Progress, load_weights
-from potluck.weights.report import LoadReport
+from potluck.weights.load import LoadReport, Progress, load_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

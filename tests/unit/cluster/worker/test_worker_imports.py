@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from potluck.models.families import FAMILY_NAMES
+from potluck.models.family import FAMILY_NAMES
 
 NOT_NEEDED = (
     "asyncio",
