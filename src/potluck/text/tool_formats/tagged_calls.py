@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from potluck.text.delimiters import DelimiterScanner
 from potluck.text.tool_formats.json_calls import HERMES
@@ -19,47 +19,41 @@ from potluck.text.tool_formats.schemas import (
     types_of,
 )
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import SPACE, CallableTool, LarkSource, either, repeated
+from potluck.text.tool_formats.syntax import (
+    SPACE,
+    CallableTool,
+    LarkSource,
+    ToolSyntax,
+    either,
+    repeated,
+)
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s<>]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedCalls:
+class TaggedCalls(ToolSyntax):
     """``call_opening``, the name and ``name_end``, then the arguments, then ``call_close``.
 
     An argument is ``parameter_opening``, the key, one of ``key_ends``, the value and
     ``parameter_close``, with optional ``value_space`` on either side of the value. With
     ``text_key_end`` and ``json_key_end``, the end of the key determines how the value is written;
-    otherwise the tool's schema does. Without ``name_end``, the name ends at white space or a tag. A
-    section is ``openings``, calls, and ``closes``; without ``closes``, each call is a section. The
-    grammar allows white space before parameters and the end of a call, and before calls and the end
-    of a section if they are ``is_spaced``.
+    otherwise the tool's schema does. Without ``name_end``, the name ends at white space or a tag.
+    The grammar allows white space before parameters and the end of a call, and before calls and the
+    end of a section if they are ``is_spaced``.
     """
 
-    name: str
-    openings: tuple[str, ...]
     call_opening: str
     name_end: str
     parameter_opening: str
     key_ends: tuple[str, ...]
     parameter_close: str
     call_close: str
-    closes: tuple[str, ...] = ()
     text_key_end: str = ""
     json_key_end: str = ""
     value_space: str = ""
     is_spaced: bool = True
-    is_section: bool = True
-    control_texts: tuple[str, ...] = ()
-    bare_openings: tuple[str, ...] = field(default=(), init=False)
-    writes_bare: bool = field(default=False, init=False)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether each of several calls is a section."""
-        return not self.is_section
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
@@ -148,7 +142,7 @@ class TaggedCalls:
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section."""
         call = lark.rule(either(self._call(lark, tool) for tool in tools))
-        if self.is_section:
+        if not self.repeats:
             call = repeated(call, is_parallel=is_parallel)
         if not self.closes:
             return call
