@@ -46,7 +46,6 @@ class ToyTokenizer:
     """Bytes, then words; token 999 ends a text and is empty."""
 
     vocab_size = VOCAB_SIZE
-    bos_token_id = None
     eos_token_ids = (END_OF_TEXT,)
     closing_tokens: tuple[int, ...] = ()
     special_tokens = ("<end>",)
