@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.text import tekken, tiktoken
+from potluck.text import tekken
 from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
@@ -33,6 +33,7 @@ from potluck.text.tokenizer_json import (
 )
 from potluck.text.vendor_tokenizers import (
     SENTENCE_PIECE_FILE,
+    TIKTOKEN_FILE,
     piece_texts,
     pre_tokenizer_of,
     read_sentence_piece_vocabulary,
@@ -166,7 +167,7 @@ def _read_vocabulary(files: ModelDirectory, byte_level: Collection[str]) -> Voca
         return _read_byte_level(files)
     if files.has(tekken.TEKKEN_FILE):
         return read_tekken_vocabulary(files)
-    if files.has(tiktoken.TIKTOKEN_FILE):
+    if files.has(TIKTOKEN_FILE):
         return read_tiktoken_vocabulary(files)
     if files.has(SENTENCE_PIECE_FILE):
         return read_sentence_piece_vocabulary(files)

@@ -6,15 +6,17 @@ They are converted to the form of a ``tokenizer.json``.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from potluck.errors import UnsupportedModelError
-from potluck.text import tekken, tiktoken
+from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text import tekken
 from potluck.text.bpe import build_ranked
-from potluck.text.model_directory import ModelDirectory
-from potluck.text.pieces import SPACE_MARK, Notation, PieceType
+from potluck.text.model_directory import ModelDirectory, read_vocabulary
+from potluck.text.pieces import SPACE_MARK, Notation, PieceType, byte_level
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS, BytePreTokenizer
 from potluck.text.sentence_piece import (
     SentencePieceModel,
@@ -26,6 +28,9 @@ from potluck.text.tokenizer import PrefixSpace
 from potluck.text.tokenizer_json import PieceList, VocabularyParts
 
 SENTENCE_PIECE_FILE = "tokenizer.model"
+TIKTOKEN_FILE = "tiktoken.model"
+_TIKTOKEN_CLASSES = {"TikTokenTokenizer": "kimi-k2"}
+"""Maps ``tokenizer_class`` to the pre-tokenizer."""
 
 _PLAIN_CLASSES = frozenset({"Ernie4_5Tokenizer", "Ernie4_5_Tokenizer"})
 """``tokenizer_class`` of SentencePiece models that prepend neither a space nor bos to a text."""
@@ -42,9 +47,7 @@ def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
     return VocabularyParts(
         model=PieceList(file.piece_ids()),
         build=partial(tekken.build_model, file),
-        added={
-            token: {"content": text, "special": True} for token, text in enumerate(file.special)
-        },
+        added={token: {"content": text, "special": True} for token, text in special.items()},
         leading=ids_of(tekken.BOS),
         notation=Notation.BYTE_LEVEL,
         eos=next(iter(ids_of(tekken.EOS)), None),
@@ -52,16 +55,42 @@ def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
 
 
 def read_tiktoken_vocabulary(files: ModelDirectory) -> VocabularyParts:
-    """Return the vocabulary in tiktoken.model, whose class determines the pre-tokenizer."""
-    name = tiktoken.TIKTOKEN_FILE
-    pre_tokenizer = pre_tokenizer_of(files, tiktoken.KNOWN_CLASSES, f"a {name}")
-    pieces = tiktoken.read_tiktoken(files.path / name)
+    """Return the vocabulary in tiktoken.model.
+
+    Every line has the bytes of a token in base64 and its rank, which is its id. The pattern that
+    splits a text into words is in code that comes with the model, so only known tokenizers are
+    supported: Kimi's (``tokenization_kimi.py``), which defines its special tokens in
+    ``tokenizer_config.json``.
+    """
+    pre_tokenizer = pre_tokenizer_of(files, _TIKTOKEN_CLASSES, f"a {TIKTOKEN_FILE}")
+    pieces = _read_tiktoken(files.path / TIKTOKEN_FILE)
     return VocabularyParts(
         model=PieceList(pieces),
         build=partial(build_ranked, pieces, pre_tokenizer),
         added={},
         notation=Notation.BYTE_LEVEL,
     )
+
+
+def _read_tiktoken(path: Path) -> dict[str, int]:
+    """Return the pieces, in the byte-level encoding, and their ids.
+
+    Raises ``ModelFileError`` if the file is damaged.
+    """
+    lines = read_vocabulary(path).splitlines()
+    pieces: dict[str, int] = {}
+    try:
+        for number, line in enumerate(lines):
+            encoded, rank = line.split()
+            if int(rank) != number:
+                raise ValueError(f"the token at {number} has the rank {int(rank)}")
+            data = base64.b64decode(encoded, validate=True)
+            pieces[byte_level(data)] = number
+            if len(pieces) <= number:
+                raise ValueError(f"the token at {number} is a duplicate")
+    except ValueError as error:
+        raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
+    return pieces
 
 
 def pre_tokenizer_of(
