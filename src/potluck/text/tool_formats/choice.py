@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from potluck.errors import ParameterError
 from potluck.text.reasoning import find_by_signs, reasoning_format
-from potluck.text.tool_formats import formats, harmony
+from potluck.text.tool_formats import formats
 from potluck.text.tool_formats.chat_format import ChatFormat
 from potluck.text.tool_formats.gemma import FUNCTION_GEMMA, GEMMA
 from potluck.text.tool_formats.harmony import HarmonyFormat
@@ -57,7 +57,7 @@ FORMATS: dict[str, ToolSyntax] = {
         formats.GENERIC,
     )
 }
-FORMAT_NAMES: tuple[str, ...] = tuple(sorted((*FORMATS, harmony.NAME)))
+FORMAT_NAMES: tuple[str, ...] = tuple(sorted((*FORMATS, HarmonyFormat.name)))
 """Valid values of ``--tool-format``."""
 
 

@@ -18,7 +18,6 @@ from typing import TypeVar
 from potluck.text.delimiters import DelimiterScanner
 from potluck.types.output import (
     OutputPart,
-    ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallStart,
@@ -441,10 +440,10 @@ class CallStream(TextReader):
             if (yield from self.after_space(mark)):
                 self.drop_held()
 
-    def think(self, text: str) -> None:
-        """Pass on more reasoning, for the held text."""
+    def tell(self, part: OutputPart) -> None:
+        """Pass on ``part``, for the held text."""
         self._held_from = self._position
-        self._parts.append(ReasoningPart(text=text))
+        self._parts.append(part)
 
     def drop_held(self) -> None:
         """Drop the held text: it is neither text nor part of a call."""
