@@ -85,7 +85,20 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
             parts = read_tokenizer_json(directory / "tokenizer.json")
         else:
             parts = _read_vocabulary(files, ("vocab.json", "merges.txt"))
-        return _assemble(parts, files)
+        model = parts.build()
+        parts = replace(parts, model=model, added=_with_stated_tokens(parts.added, files.config))
+        boundaries = _boundaries(parts, files)
+        return TextTokenizer(
+            model=model,
+            added=_added_tokens(parts, boundaries, _flagged_texts(files.config)),
+            notation=parts.notation,
+            prefix_space=parts.prefix_space,
+            strips_prefix_space=parts.strips_prefix_space,
+            vocab_size=_vocab_size(parts),
+            boundaries=boundaries,
+            unknown=parts.unknown,
+            normalize=parts.build_normalizer(),
+        )
 
 
 def load_token_list(directory: Path) -> TokenList:
@@ -194,23 +207,6 @@ def _read_byte_level(files: ModelDirectory) -> VocabularyParts:
         build=build,
         added={token: {"content": text} for text, token in listed.items()},
         notation=Notation.BYTE_LEVEL,
-    )
-
-
-def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
-    model = parts.build()
-    parts = replace(parts, model=model, added=_with_stated_tokens(parts.added, files.config))
-    boundaries = _boundaries(parts, files)
-    return TextTokenizer(
-        model=model,
-        added=_added_tokens(parts, boundaries, _flagged_texts(files.config)),
-        notation=parts.notation,
-        prefix_space=parts.prefix_space,
-        strips_prefix_space=parts.strips_prefix_space,
-        vocab_size=_vocab_size(parts),
-        boundaries=boundaries,
-        unknown=parts.unknown,
-        normalize=parts.build_normalizer(),
     )
 
 
