@@ -120,7 +120,8 @@ class ReasoningSplitter:
                 self._skips_space = not self._held
             start, mark = self._marks[self._state].find(self._held, is_end=is_end)
             text, rest = self._held[:start], self._held[start:]
-            if self._is_start and text.strip():
+            is_start = self._state in (ThoughtState.UNDECIDED, ThoughtState.CLOSED)
+            if is_start and text.strip():
                 self._state = ThoughtState.ANSWER  # where other marks are text
                 continue
             if self._state is ThoughtState.OPEN:
@@ -135,19 +136,11 @@ class ReasoningSplitter:
                     return parts
             self._held = rest[len(mark) :]
             if text:
-                parts.append(self._part(text))
+                kind = ReasoningPart if self._state is ThoughtState.OPEN else TextPart
+                parts.append(kind(text=text))
             if not mark:
                 return parts
             self._pass(mark)
-
-    @property
-    def _is_start(self) -> bool:
-        return self._state in (ThoughtState.UNDECIDED, ThoughtState.CLOSED)
-
-    def _part(self, text: str) -> OutputPart:
-        if self._state is ThoughtState.OPEN:
-            return ReasoningPart(text=text)
-        return TextPart(text=text)
 
     def _pass(self, mark: str) -> None:
         if self._state is not ThoughtState.OPEN and mark in self._format.answer_close_texts:

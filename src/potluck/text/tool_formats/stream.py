@@ -56,7 +56,8 @@ class TextReader:
         self._held_from = 0
         self._position = 0
         self._is_end = False
-        self._was_cut = False
+        self.is_cut = False
+        """Whether the end was reached, and the output did not end by itself."""
 
     def add(self, text: str) -> None:
         """Take more text."""
@@ -66,17 +67,12 @@ class TextReader:
     def end(self, *, is_cut: bool = False) -> None:
         """Note that no more text follows; ``is_cut`` if the output did not end by itself."""
         self._is_end = True
-        self._was_cut = is_cut
+        self.is_cut = is_cut
 
     @property
     def position(self) -> int:
         """Position up to which the text was read."""
         return self._position
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the end was reached, and the output did not end by itself."""
-        return self._is_end and self._was_cut
 
     def return_to(self, position: int) -> None:
         """Move back to ``position``, which must not precede held text."""
