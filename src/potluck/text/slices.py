@@ -44,7 +44,7 @@ _SPACE = re.compile(r"(?<=[^ ▁]) ")
 
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _LOCAL_PRE_TOKENIZERS = frozenset({"Digits", "Punctuation"})
-"""The steps that change a part of a text as they would in the whole text."""
+"""The kinds of steps that treat a part of a text as they would in the whole text."""
 
 _Step: TypeAlias = dict[str, Any]
 """A step of preprocessing, as in tokenizer.json."""
