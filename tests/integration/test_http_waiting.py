@@ -22,7 +22,7 @@ from support.processes.waiting import eventually
 
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.errors import EngineError
-from potluck.types.gateway import ModelState
+from potluck.types.deployment import DeploymentState
 
 SILENCE_SECONDS = 0.2
 WAITING = ": waiting"
@@ -147,8 +147,8 @@ def test_answers_that_are_not_streamed_are_json_however_long_they_wait() -> None
     assert response.json()["choices"][0]["text"] == expected_text("go", 1, 5)
 
 
-@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.DEGRADED])
-def test_requests_for_a_model_that_is_not_ready_wait_for_it(state: ModelState) -> None:
+@pytest.mark.parametrize("state", [DeploymentState.LOADING, DeploymentState.DEGRADED])
+def test_requests_for_a_model_that_is_not_ready_wait_for_it(state: DeploymentState) -> None:
     with held_api(0) as (api, released), ThreadPoolExecutor(1) as pool:
         api.gateway.status = replace(api.gateway.status, state=state, reason="node b is lost")
         body = {"model": MODEL, "prompt": "go", "seed": 1, "max_tokens": 5}
@@ -162,7 +162,7 @@ def test_requests_for_a_model_that_is_not_ready_wait_for_it(state: ModelState) -
 
 def test_a_stream_whose_wait_ends_with_an_error_says_it_in_an_event() -> None:
     with held_api(0) as (api, released), lines_of(api, max_tokens=5) as lines:
-        api.gateway.status = replace(api.gateway.status, state=ModelState.DEGRADED)
+        api.gateway.status = replace(api.gateway.status, state=DeploymentState.DEGRADED)
         api.gateway.failure_after = (0, EngineError("3 GiB are missing"))
         assert next(lines) == WAITING
         released.set()

@@ -22,7 +22,7 @@ from support.http.toy_gateway import (
 
 from potluck import grammars
 from potluck.errors import EngineError
-from potluck.types.gateway import ModelState
+from potluck.types.deployment import DeploymentState
 
 CHAT_PROMPT = "user:hello\nassistant:"
 
@@ -325,7 +325,7 @@ def test_a_request_whose_wait_is_over_says_why_and_when_to_come_again(
 ) -> None:
     api.gateway.status = replace(
         api.gateway.status,
-        state=ModelState.DEGRADED,
+        state=DeploymentState.DEGRADED,
         reason="node b is lost",
         ready_in_seconds=ready_in_seconds,
     )

@@ -267,7 +267,7 @@ def test_thoughts_of_published_templates(name: str) -> None:
         return  # the template drops thoughts
     splitter = ReasoningSplitter(reasoning)
     _, _, turn = texts[1].rpartition(question["content"])
-    _, mark, output = turn.partition(reasoning.open_text)
+    _, mark, output = turn.partition(reasoning.open_texts[0])
     parts = [*splitter.push(mark + output), *splitter.finish()]
     assert parts[0] == ReasoningPart(text=answer["reasoning_content"])
     assert isinstance(parts[1], TextPart)

@@ -29,7 +29,8 @@ from potluck.api.page import Asset, PageEndpoints, endpoint_without_page
 from potluck.api.rights import Rights
 from potluck.api.service import ApiService, json_response
 from potluck.types.console import Console
-from potluck.types.gateway import Gateway, ModelState
+from potluck.types.deployment import DeploymentState
+from potluck.types.gateway import Gateway
 
 DIALECTS: Sequence[Dialect] = (OpenAI(), Anthropic(), Ollama())
 """The dialects. The first one is used for paths that belong to no other."""
@@ -110,7 +111,7 @@ class _Own:
     async def ready(self, request: Request) -> Response:
         """``GET /health/ready``: a deployed model is ready."""
         models = self._gateway.models()
-        if any(status.state is ModelState.READY for status in models):
+        if any(status.state is DeploymentState.READY for status in models):
             return json_response({"status": "ready"})
         what = "no deployed model is ready to answer" if models else "no model is deployed"
         if models and self._gives_reasons:

@@ -16,7 +16,8 @@ from potluck.errors import (
     RefusedRequestError,
     UsageError,
 )
-from potluck.types.gateway import ModelState, ModelStatus
+from potluck.types.deployment import DeploymentState
+from potluck.types.gateway import ModelStatus
 
 _RETRY_READY_SECONDS = 1
 """Retry-After for a model that recovered after its nodes were lost during the request."""
@@ -98,7 +99,7 @@ def to_api_error(
         return ApiError(422, message, code="request_refused")  # a status that clients do not retry
     if status is None:
         return ApiError(503, message, code="service_unavailable")
-    if status.state is ModelState.READY:
+    if status.state is DeploymentState.READY:
         again = retry_after(_RETRY_READY_SECONDS)
         return ApiError(503, message, code="service_unavailable", headers=again)
     again = retry_after(status.ready_in_seconds)

@@ -14,7 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from potluck.api.admission import Admission
-from potluck.types.gateway import Gateway, ModelMetrics, ModelState, StageMetrics, StageTimes
+from potluck.types.deployment import DeploymentState
+from potluck.types.documents.cluster import StageTimes
+from potluck.types.gateway import Gateway, ModelMetrics, StageMetrics
 from potluck.types.placement import StagePrediction
 
 _FIRST_TOKEN_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -139,7 +141,7 @@ class _GatewayCollector(Collector):
             "potluck_model_ready", "1 if the model is ready, else 0", labels=["model"]
         )
         for status in self._gateway.models():
-            ready.add_metric([status.model_id], float(status.state is ModelState.READY))
+            ready.add_metric([status.model_id], float(status.state is DeploymentState.READY))
         yield ready
         models = self._gateway.metrics()
         yield from _scheduler_families(models)

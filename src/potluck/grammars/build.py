@@ -37,8 +37,8 @@ END = CONTROL + b"<end of text>"
 obscure error if there are no control tokens."""
 
 _MAX_INTEGER = 10**15 - 1
-"""The maximum number of digits of integers that a schema does not bound: small models tend to write
-digits forever, and most JSON parsers do not represent integers above 2^53 exactly.
+"""The bound of integers that a schema does not bound: small models tend to write digits forever,
+and most JSON parsers do not represent integers above 2^53 exactly.
 """
 
 _MAX_GBNF_CHARACTERS = 64 * 1024

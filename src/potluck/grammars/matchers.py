@@ -51,14 +51,13 @@ class Matcher:
         self._vocabulary = vocabulary
         self._library = library
         self.num_tokens = 0
-        """The number of tokens that were accepted and not rolled back."""
+        """The number of tokens that were accepted."""
         self.is_cut_off = False
         """Whether the last mask allowed the end of the text only because of a problem."""
         self.is_broken = False
         """Whether the state before ``masks_after`` could not be restored."""
         self._spent_seconds = 0.0
         self._is_too_slow = False
-        self._num_unfollowed = 0  # because it is too slow
         self._num_ends = 0  # after the end of the library's matcher, which does not count them
 
     @property
@@ -91,7 +90,6 @@ class Matcher:
         """Accept ``token``; return whether it was allowed."""
         self.num_tokens += 1
         if self._is_too_slow:
-            self._num_unfollowed += 1
             return token in self._vocabulary.end_tokens
         started = time.thread_time()
         was_allowed = self._consume(token)
@@ -110,7 +108,7 @@ class Matcher:
         counted, since drafts may be wrong; but if it reaches the remaining time limit, only the end
         of the text is allowed, as would be the case without drafts.
         """
-        started, num_before = time.thread_time(), self.num_tokens
+        started, num_before, ends_before = time.thread_time(), self.num_tokens, self._num_ends
         spent_before = self._spent_seconds
         found: list[DraftMask] = []
         for draft in drafts:
@@ -127,7 +125,10 @@ class Matcher:
                 break
         self._spent_seconds = spent_before
         if not self.is_broken:
-            self.rollback(self.num_tokens - num_before)
+            num_consumed = self.num_tokens - num_before - (self._num_ends - ends_before)
+            self.num_tokens, self._num_ends = num_before, ends_before
+            if num_consumed:
+                self._library.rollback(num_consumed)
         return found
 
     @property
@@ -148,19 +149,6 @@ class Matcher:
         elif token in self._vocabulary.end_tokens and not self._names(token):
             token = self._vocabulary.end
         return self._library.consume_token(token)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Roll back the last ``num_tokens``. Raise ``ValueError`` if there are fewer."""
-        if not 0 <= num_tokens <= self.num_tokens:
-            raise ValueError(f"{num_tokens} of {self.num_tokens} tokens cannot be rolled back")
-        self.num_tokens -= num_tokens
-        num_unfollowed = min(num_tokens, self._num_unfollowed)
-        self._num_unfollowed -= num_unfollowed
-        num_tokens -= num_unfollowed
-        num_ends = min(num_tokens, self._num_ends)
-        self._num_ends -= num_ends
-        if num_tokens > num_ends:
-            self._library.rollback(num_tokens - num_ends)
 
     def restart(self) -> bool:
         """Return to the beginning. Return False if a problem makes that impossible."""

@@ -165,22 +165,30 @@ def prompt_chat(
             "the last message contains tool calls and cannot be continued",
             hint="add the results of the tools as messages with the role tool",
         )
-    chat = _Chat(
-        template=template,
-        messages=fill_gaps(
-            messages,
-            tools,
-            source=template.source_for(tools),
-            special_tokens=template.special_tokens,
-        ),
-        tools=tuple(tools),
-        variables=template_variables or {},
-        ending=ending,
+    filled = fill_gaps(
+        messages, tools, source=template.source_for(tools), special_tokens=template.special_tokens
+    )
+    render = partial(
+        template.render,
         reasoning_effort=reasoning_effort,
         thinks=thinks,
         now=now or datetime.now().astimezone(),
     )
-    text, literal, turn = chat.completed().render(tokenizer.special_tokens)
+    opened = partial(
+        render,
+        tools=tools,
+        template_variables=template_variables,
+        add_generation_prompt=ending is ChatEnding.NEW_TURN,
+    )
+    chat = _Chat(
+        template=template,
+        messages=complete(filled, opened),
+        tools=tools,
+        variables=template_variables or {},
+        ending=ending,
+        render=render,
+    )
+    text, literal, turn = chat.prompt(tokenizer.special_tokens)
     tokens = tokenizer.encode(
         text, add_bos=False, parse_special=True, literal=literal, max_tokens=max_tokens
     )
@@ -189,35 +197,19 @@ def prompt_chat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chat:
-    """The inputs of a prompt."""
+    """The inputs of a prompt; ``messages`` have a form that the template writes completely.
+
+    ``render`` renders the template with the settings of the chat.
+    """
 
     template: ChatTemplate
     messages: Sequence[ChatMessage]
-    tools: tuple[Tool, ...]
+    tools: Sequence[Tool]
     variables: Mapping[str, object]
     ending: ChatEnding
-    reasoning_effort: str | None
-    thinks: bool | None
-    now: datetime
+    render: partial[str]
 
-    def completed(self) -> _Chat:
-        """Return the chat with its messages in a form that the template writes completely."""
-        render = self._renderer(self.tools, self.variables)
-        is_opened = self.ending is ChatEnding.NEW_TURN
-        opened = partial(render, add_generation_prompt=is_opened)
-        return replace(self, messages=complete(self.messages, opened))
-
-    def _renderer(self, tools: Sequence[Tool], variables: Mapping[str, object]) -> partial[str]:
-        return partial(
-            self.template.render,
-            tools=tools,
-            reasoning_effort=self.reasoning_effort,
-            thinks=self.thinks,
-            template_variables=variables,
-            now=self.now,
-        )
-
-    def render(self, control_texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
+    def prompt(self, control_texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
         """Return the text, the indices in it that are not part of control tokens, and the open
         turn.
         """
@@ -248,9 +240,12 @@ class _Chat:
 
     def _render_with(self, escaper: ControlTokenEscaper) -> tuple[str, tuple[int, ...], str]:
         messages = [escaper.escape_message(message) for message in self.messages]
-        render = self._renderer(
-            [escaper.escape_tool(tool) for tool in self.tools],
-            escaper.escape_object(self.variables, parameter="chat_template_kwargs"),
+        render = partial(
+            self.render,
+            tools=[escaper.escape_tool(tool) for tool in self.tools],
+            template_variables=escaper.escape_object(
+                self.variables, parameter="chat_template_kwargs"
+            ),
         )
         if self.ending is ChatEnding.CONTINUED:
             closed = partial(render, add_generation_prompt=False)

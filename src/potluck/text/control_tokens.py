@@ -104,13 +104,18 @@ class ControlTokenEscaper:
             parameters=self.escape_object(tool.parameters, parameter="tools"),
         )
 
-    def escape_object(self, value: Mapping[str, object], *, parameter: str) -> dict[str, object]:
+    def escape_object(
+        self, value: Mapping[str, object], *, parameter: str, levels_left: int = _MAX_DEPTH
+    ) -> dict[str, object]:
         """Return an object of JSON types with all strings in it covered, including keys.
 
         Raises ``ParameterError``, which names ``parameter``, for other types and for values that
         are nested too deeply.
         """
-        return self._escape_object(value, parameter, _MAX_DEPTH)
+        return {
+            self._escape_word(str(key)): self._escape_nested(each, parameter, levels_left - 1)
+            for key, each in value.items()
+        }
 
     def unescape(self, rendered: str) -> tuple[str, tuple[int, ...]]:
         """Return the text with the original characters, and the indices of the replacements."""
@@ -169,7 +174,7 @@ class ControlTokenEscaper:
                 hint="use fewer levels of nesting",
             )
         if isinstance(value, Mapping):
-            return self._escape_object(value, parameter, levels_left)
+            return self.escape_object(value, parameter=parameter, levels_left=levels_left)
         if isinstance(value, list | tuple):
             return [self._escape_nested(each, parameter, levels_left - 1) for each in value]
         raise ParameterError(
@@ -177,14 +182,6 @@ class ControlTokenEscaper:
             f"a value has the unsupported type {type(value).__name__}",
             hint="use strings, numbers, booleans, None, lists and dictionaries",
         )
-
-    def _escape_object(
-        self, value: Mapping[str, object], parameter: str, levels_left: int
-    ) -> dict[str, object]:
-        return {
-            self._escape_word(str(key)): self._escape_nested(each, parameter, levels_left - 1)
-            for key, each in value.items()
-        }
 
     def _whole(self, content: str) -> Iterator[int]:
         position = 0

@@ -126,20 +126,11 @@ class StreamingDetokenizer:
         self._matcher = StopMatcher(stop_strings)
         self._visible = frozenset(visible)
         self._strip_space = starts_text and tokenizer.strips_prefix_space
-        self._stopped_by: str | None = None
-        self._num_characters = 0
-
-    @property
-    def num_characters(self) -> int:
-        """Characters decoded so far, including those held back; the offset of the next token's
-        text.
-        """
-        return self._num_characters
-
-    @property
-    def stopped_by(self) -> str | None:
+        self.stopped_by: str | None = None
         """The stop string that ended the text, if any; no text follows it."""
-        return self._stopped_by
+        self.num_characters = 0
+        """Characters decoded so far, including those held back: the offset of the next token's
+        text."""
 
     def push(self, token: int) -> str:
         """Return the text that this token makes unambiguous; often empty."""
@@ -156,11 +147,11 @@ class StreamingDetokenizer:
     def flush(self) -> str:
         """Return the text held back, at the end of the output. It may complete a stop string."""
         text = self._emit(self._decoder.decode(b"", final=True))
-        return text if self._stopped_by is not None else text + self._matcher.flush()
+        return text if self.stopped_by is not None else text + self._matcher.flush()
 
     def _emit(self, text: str) -> str:
-        if self._stopped_by is not None:
+        if self.stopped_by is not None:
             return ""
-        self._num_characters += len(text)
-        text, self._stopped_by = self._matcher.push(text)
+        self.num_characters += len(text)
+        text, self.stopped_by = self._matcher.push(text)
         return text

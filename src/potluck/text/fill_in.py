@@ -116,27 +116,24 @@ def find_fill_in(tokenizer: Tokenizer, named: Mapping[str, int] | None = None) -
     family whose texts are in the vocabulary takes precedence, because it determines the order.
     """
     for family in _FAMILIES:
-        prefix, suffix = (_token(tokenizer, text) for text in (family.prefix, family.suffix))
-        middle = _token(tokenizer, family.middle) if family.middle else None
+        prefix, suffix, middle, *ends = (
+            _token(tokenizer, text)
+            for text in (family.prefix, family.suffix, family.middle, *family.ends)
+        )
         if prefix is None or suffix is None or (family.middle and middle is None):
             continue
-        ends = (_token(tokenizer, text) for text in family.ends)
-        marks = {prefix, suffix, *(() if middle is None else (middle,))}
+        found = (prefix, suffix, middle, *ends)
         return FillIn(
             prefix=prefix,
             suffix=suffix,
             middle=middle,
             is_suffix_first=family.is_suffix_first,
-            ends=frozenset({each for each in ends if each is not None} | marks),
+            ends=frozenset(token for token in found if token is not None),
         )
     if named is not None and {"prefix", "suffix", "middle"} <= set(named):
-        marks = {named["prefix"], named["suffix"], named["middle"]}
-        return FillIn(
-            prefix=named["prefix"],
-            suffix=named["suffix"],
-            middle=named["middle"],
-            ends=frozenset(marks),
-        )
+        prefix, suffix, middle = (named[name] for name in ("prefix", "suffix", "middle"))
+        marks = frozenset((prefix, suffix, middle))
+        return FillIn(prefix=prefix, suffix=suffix, middle=middle, ends=marks)
     return None
 
 

@@ -8,21 +8,20 @@ and additional special tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.errors import ModelFileError, UnsupportedModelError
-from potluck.text import tekken, tiktoken
+from potluck.text import tekken
 from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
 from potluck.text.bpe import build_byte_level
 from potluck.text.chat import ChatTemplate
 from potluck.text.mistral_template import mistral_template
 from potluck.text.model_directory import ModelDirectory, read_text
 from potluck.text.pieces import Notation
-from potluck.text.pre_tokenizers import BytePreTokenizer
 from potluck.text.sentence_piece import read_sentence_piece
 from potluck.text.tokenizer import Boundaries, TextTokenizer
 from potluck.text.tokenizer_json import (
@@ -34,13 +33,11 @@ from potluck.text.tokenizer_json import (
 )
 from potluck.text.vendor_tokenizers import (
     SENTENCE_PIECE_FILE,
+    TIKTOKEN_FILE,
     piece_texts,
     pre_tokenizer_of,
-    read_pieces,
-    read_ranks,
     read_sentence_piece_vocabulary,
     read_tekken_vocabulary,
-    read_tiktoken_ranks,
     read_tiktoken_vocabulary,
 )
 from potluck.types.text import TokenList
@@ -86,17 +83,22 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
     with _reading(directory):
         if files.has("tokenizer.json"):
             parts = read_tokenizer_json(directory / "tokenizer.json")
-        elif files.has("vocab.json") and files.has("merges.txt"):
-            parts = _read_vocabulary_and_merges(files)
-        elif files.has(tekken.TEKKEN_FILE):
-            parts = read_tekken_vocabulary(files)
-        elif files.has(tiktoken.TIKTOKEN_FILE):
-            parts = read_tiktoken_vocabulary(files)
-        elif files.has(SENTENCE_PIECE_FILE):
-            parts = read_sentence_piece_vocabulary(files)
         else:
-            raise _no_tokenizer(directory)
-        return _assemble(parts, files)
+            parts = _read_vocabulary(files, ("vocab.json", "merges.txt"))
+        model = parts.build()
+        parts = replace(parts, model=model, added=_with_stated_tokens(parts.added, files.config))
+        boundaries = _boundaries(parts, files)
+        return TextTokenizer(
+            model=model,
+            added=_added_tokens(parts, boundaries, _flagged_texts(files.config)),
+            notation=parts.notation,
+            prefix_space=parts.prefix_space,
+            strips_prefix_space=parts.strips_prefix_space,
+            vocab_size=_vocab_size(parts),
+            boundaries=boundaries,
+            unknown=parts.unknown,
+            normalize=parts.build_normalizer(),
+        )
 
 
 def load_token_list(directory: Path) -> TokenList:
@@ -106,18 +108,11 @@ def load_token_list(directory: Path) -> TokenList:
     """
     files = ModelDirectory.open(directory)
     with _reading(directory):
+        parts: TokenParts
         if files.has("tokenizer.json"):
             parts = read_token_parts(directory / "tokenizer.json")
-        elif files.has("vocab.json"):
-            parts = _read_vocabulary(files)
-        elif files.has(tekken.TEKKEN_FILE):
-            parts = read_ranks(files)
-        elif files.has(tiktoken.TIKTOKEN_FILE):
-            parts = read_tiktoken_ranks(files)
-        elif files.has(SENTENCE_PIECE_FILE):
-            parts = read_pieces(files)
         else:
-            raise _no_tokenizer(directory)
+            parts = _read_vocabulary(files, ("vocab.json",))
         parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
         boundaries = _boundaries(parts, files)
         return list_tokens(
@@ -176,56 +171,42 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     return ChatTemplate(source=source, special_tokens=special, tool_source=tool_source)
 
 
-def _no_tokenizer(directory: Path) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{directory} has no tokenizer",
+def _read_vocabulary(files: ModelDirectory, byte_level: Collection[str]) -> VocabularyParts:
+    """Return the vocabulary of a directory without a tokenizer.json.
+
+    It is byte-level if the directory has the files ``byte_level``.
+    """
+    if all(map(files.has, byte_level)):
+        return _read_byte_level(files)
+    if files.has(tekken.TEKKEN_FILE):
+        return read_tekken_vocabulary(files)
+    if files.has(TIKTOKEN_FILE):
+        return read_tiktoken_vocabulary(files)
+    if files.has(SENTENCE_PIECE_FILE):
+        return read_sentence_piece_vocabulary(files)
+    raise UnsupportedModelError(
+        f"{files.path} has no tokenizer",
         missing=("tokenizer.json",),
         hint="copy tokenizer.json and tokenizer_config.json into it",
     )
 
 
-def _byte_level_pre_tokenizer(files: ModelDirectory) -> BytePreTokenizer:
-    return pre_tokenizer_of(files, _BYTE_LEVEL_CLASSES, "vocab.json and merges.txt")
-
-
-def _read_vocabulary(files: ModelDirectory) -> TokenParts:
-    """Return what vocab.json defines about single tokens."""
-    _byte_level_pre_tokenizer(files)
-    pieces = PieceList(files.json("vocab.json"))
-    return TokenParts(model=pieces, added=_listed_tokens(files), notation=Notation.BYTE_LEVEL)
-
-
-def _read_vocabulary_and_merges(files: ModelDirectory) -> VocabularyParts:
-    pre_tokenizer = _byte_level_pre_tokenizer(files)
+def _read_byte_level(files: ModelDirectory) -> VocabularyParts:
+    pre_tokenizer = pre_tokenizer_of(files, _BYTE_LEVEL_CLASSES, "vocab.json and merges.txt")
     vocabulary = files.json("vocab.json")
-    lines = (read_text(files.path / "merges.txt") or "").splitlines()
-    pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
-    merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
-    return VocabularyParts(
-        model=build_byte_level(vocabulary, merges, pre_tokenizer),
-        added=_listed_tokens(files),
-        notation=Notation.BYTE_LEVEL,
-    )
 
+    def build() -> tokenizers.Tokenizer:
+        lines = (read_text(files.path / "merges.txt") or "").splitlines()
+        pairs = (tuple(line.split(" ")) for line in lines if not line.startswith("#version"))
+        merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
+        return build_byte_level(vocabulary, merges, pre_tokenizer)
 
-def _listed_tokens(files: ModelDirectory) -> dict[int, dict[str, Any]]:
     listed = files.json("added_tokens.json")
-    return {token: {"content": text} for text, token in listed.items()}
-
-
-def _assemble(parts: VocabularyParts, files: ModelDirectory) -> TextTokenizer:
-    parts = replace(parts, added=_with_stated_tokens(parts.added, files.config))
-    boundaries = _boundaries(parts, files)
-    return TextTokenizer(
-        model=parts.model,
-        added=_added_tokens(parts, boundaries, _flagged_texts(files.config)),
-        notation=parts.notation,
-        prefix_space=parts.prefix_space,
-        strips_prefix_space=parts.strips_prefix_space,
-        vocab_size=_vocab_size(parts),
-        boundaries=boundaries,
-        unknown=parts.unknown,
-        normalize=parts.normalize,
+    return VocabularyParts(
+        model=PieceList(vocabulary),
+        build=build,
+        added={token: {"content": text} for text, token in listed.items()},
+        notation=Notation.BYTE_LEVEL,
     )
 
 

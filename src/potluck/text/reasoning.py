@@ -42,23 +42,17 @@ class ThoughtState(enum.Enum):
 class ReasoningFormat:
     """The marks of reasoning in one format.
 
-    Reasoning begins with one of ``open_texts`` and ends with ``close_text``. Formats that also mark
-    the answer have ``answer_open_texts`` and ``answer_close_texts``, which are removed. With
-    ``may_recur``, reasoning can also follow parts of the answer, which requires marks that no text
-    contains; otherwise an open mark within the answer is text.
+    Reasoning begins with one of ``open_texts``, usually the first, and ends with ``close_text``.
+    Formats that also mark the answer have ``answer_open_texts`` and ``answer_close_texts``, which
+    are removed. With ``may_recur``, reasoning can also follow parts of the answer, which requires
+    marks that no text contains; otherwise an open mark within the answer is text.
     """
 
-    name: str
     open_texts: tuple[str, ...]
     close_text: str
     answer_open_texts: tuple[str, ...] = ()
     answer_close_texts: tuple[str, ...] = ()
     may_recur: bool = False
-
-    @property
-    def open_text(self) -> str:
-        """The mark that usually opens reasoning."""
-        return self.open_texts[0]
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -126,7 +120,8 @@ class ReasoningSplitter:
                 self._skips_space = not self._held
             start, mark = self._marks[self._state].find(self._held, is_end=is_end)
             text, rest = self._held[:start], self._held[start:]
-            if self._is_start and text.strip():
+            is_start = self._state in (ThoughtState.UNDECIDED, ThoughtState.CLOSED)
+            if is_start and text.strip():
                 self._state = ThoughtState.ANSWER  # where other marks are text
                 continue
             if self._state is ThoughtState.OPEN:
@@ -141,19 +136,11 @@ class ReasoningSplitter:
                     return parts
             self._held = rest[len(mark) :]
             if text:
-                parts.append(self._part(text))
+                kind = ReasoningPart if self._state is ThoughtState.OPEN else TextPart
+                parts.append(kind(text=text))
             if not mark:
                 return parts
             self._pass(mark)
-
-    @property
-    def _is_start(self) -> bool:
-        return self._state in (ThoughtState.UNDECIDED, ThoughtState.CLOSED)
-
-    def _part(self, text: str) -> OutputPart:
-        if self._state is ThoughtState.OPEN:
-            return ReasoningPart(text=text)
-        return TextPart(text=text)
 
     def _pass(self, mark: str) -> None:
         if self._state is not ThoughtState.OPEN and mark in self._format.answer_close_texts:
@@ -182,10 +169,8 @@ def _end_of_last(mark: str, text: str) -> int:
     return -1 if index < 0 else index + len(mark)
 
 
-def _tagged(name: str, *, prefix: str = "think", **options: Any) -> ReasoningFormat:
-    return ReasoningFormat(
-        name=name, open_texts=(f"<{prefix}>",), close_text=f"</{prefix}>", **options
-    )
+def _tagged(tag: str = "think", **options: Any) -> ReasoningFormat:
+    return ReasoningFormat(open_texts=(f"<{tag}>",), close_text=f"</{tag}>", **options)
 
 
 _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
@@ -193,7 +178,6 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     (
         ("<|channel|>analysis",),
         ReasoningFormat(
-            name="harmony",
             open_texts=(
                 "<|channel|>analysis<|message|>",
                 "<|start|>assistant<|channel|>analysis<|message|>",
@@ -213,7 +197,6 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     (
         ("to=self<|message|>",),
         ReasoningFormat(
-            name="to-self",
             open_texts=(" to=self<|message|>", "<|start|>assistant to=self<|message|>"),
             close_text="<|eom|>",
             answer_open_texts=(" to=user<|message|>", "<|start|>assistant to=user<|message|>"),
@@ -225,7 +208,6 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     (
         ("'<|open|>'", "open_tag('think'"),
         ReasoningFormat(
-            name="kimi-k3",
             open_texts=("<|open|>think<|sep|>",),
             close_text="<|close|>think<|sep|>",
             answer_open_texts=("<|open|>response<|sep|>",),
@@ -236,7 +218,6 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     (
         ("<|channel>", "<channel|>"),
         ReasoningFormat(
-            name="gemma-4",
             open_texts=("<|channel>thought",),
             close_text="<channel|>",
             may_recur=True,
@@ -247,7 +228,6 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
         (
             (text,),
             ReasoningFormat(
-                name="command",
                 open_texts=("<|START_THINKING|>",),
                 close_text="<|END_THINKING|>",
                 answer_open_texts=("<|START_RESPONSE|>", "<|START_TEXT|>"),
@@ -259,15 +239,12 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     # Magistral and Ministral 3.
     (
         ("[/THINK]",),
-        ReasoningFormat(
-            name="mistral", open_texts=("[THINK]",), close_text="[/THINK]", may_recur=True
-        ),
+        ReasoningFormat(open_texts=("[THINK]",), close_text="[/THINK]", may_recur=True),
     ),
     # Apertus.
     (
         ("<|inner_suffix|>",),
         ReasoningFormat(
-            name="apertus",
             open_texts=("<|inner_prefix|>",),
             close_text="<|inner_suffix|>",
             may_recur=True,
@@ -277,18 +254,16 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     (
         ("Here is my thought process:", "Here is my response:"),
         ReasoningFormat(
-            name="granite-3.2",
             open_texts=("Here is my thought process:", "Here's my thought process:"),
             close_text="Here is my response:",
         ),
     ),
     # MiniMax M2, whose templates write tool results between <response> tags.
-    (("</think>", "<minimax:tool_call>"), _tagged("think")),
+    (("</think>", "<minimax:tool_call>"), _tagged()),
     # Granite 3.3 and ERNIE 4.5.
     (
         ("</think>", "</response>"),
         _tagged(
-            "think-response",
             answer_open_texts=("<response>",),
             answer_close_texts=("</response>",),
         ),
@@ -296,14 +271,14 @@ _SIGNS: tuple[tuple[tuple[str, ...], ReasoningFormat | None], ...] = (
     # Hunyuan.
     (
         ("</think>", "</answer>"),
-        _tagged("think-answer", answer_open_texts=("<answer>",), answer_close_texts=("</answer>",)),
+        _tagged(answer_open_texts=("<answer>",), answer_close_texts=("</answer>",)),
     ),
-    (("</seed:think>",), _tagged("seed", prefix="seed:think")),
-    (("</mm:think>",), _tagged("minimax", prefix="mm:think")),
+    (("</seed:think>",), _tagged("seed:think")),
+    (("</mm:think>",), _tagged("mm:think")),
     # EXAONE Deep.
-    (("</thought>",), _tagged("thought", prefix="thought")),
+    (("</thought>",), _tagged("thought")),
     # DeepSeek R1 and V3, Qwen 3, GLM 4, Kimi K2, MiniMax M2, Nemotron, SmolLM3, EXAONE 4 …
-    (("</think>",), _tagged("think")),
+    (("</think>",), _tagged()),
 )
 """Texts that identify a format: its templates contain all of them. The first match is used."""
 

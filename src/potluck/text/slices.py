@@ -44,6 +44,7 @@ _SPACE = re.compile(r"(?<=[^ ▁]) ")
 
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _LOCAL_PRE_TOKENIZERS = frozenset({"Digits", "Punctuation"})
+"""The kinds of steps that treat a part of a text as they would in the whole text."""
 
 _Step: TypeAlias = dict[str, Any]
 """A step of preprocessing, as in tokenizer.json."""
@@ -58,7 +59,9 @@ class SlicedEncoder:
         pre_tokenizers = _steps(model.pre_tokenizer, "pretokenizers")
         has_marks = any(map(marks_spaces, (*normalizers, *pre_tokenizers)))
         self._is_one_word = all(_makes_one_word(step, has_marks) for step in pre_tokenizers)
-        self._can_slice = all(map(_is_local_normalizer, normalizers))
+        self._can_slice = all(
+            step["type"] in _LOCAL_NORMALIZERS or marks_spaces(step) for step in normalizers
+        )
         if self._is_one_word:
             self._can_slice &= has_marks and model.token_to_id(SPACE_MARK) is not None
             # A slice that is a vocabulary entry would become that one token.
@@ -135,11 +138,6 @@ def _last_matches(pattern: re.Pattern[str], text: str, end: int) -> Iterator[int
         found = [match.start() for match in pattern.finditer(text, start, end)]
         yield from reversed(found[-_PLACES_TRIED:])
         end, part = start, part * 4
-
-
-def _is_local_normalizer(step: _Step) -> bool:
-    """Return whether the step changes a part of a text as it would in the whole text."""
-    return step["type"] in _LOCAL_NORMALIZERS or marks_spaces(step)
 
 
 def _is_local_pre_tokenizer(step: _Step) -> bool:

@@ -50,13 +50,8 @@ class _Arguments(dict[str, Any]):
 
 def messages_data(messages: Sequence[ChatMessage], source: str) -> list[dict[str, object]]:
     """Return ``messages`` in the form that the template ``source`` expects."""
-    ids = _CallIds(source)
-    knows_developer = _DEVELOPER.search(source) is not None
-    form = _ContentForm(source)
-    return [
-        dict(_fields_of(message, ids=ids, knows_developer=knows_developer, form=form))
-        for message in messages
-    ]
+    form = _MessageForm(source)
+    return [dict(form.fields_of(message)) for message in messages]
 
 
 def tool_data(tool: Tool) -> dict[str, object]:
@@ -71,102 +66,80 @@ def tool_data(tool: Tool) -> dict[str, object]:
     }
 
 
-def _fields_of(
-    message: ChatMessage, *, ids: _CallIds, knows_developer: bool, form: _ContentForm
-) -> Iterator[tuple[str, object]]:
-    """Return the fields of a message, without absent ones: templates test what is defined."""
-    # OpenAI's newer name for the system role. Templates that do not support it would drop the
-    # message or reject it.
-    is_renamed = message.role == "developer" and not knows_developer
-    yield "role", "system" if is_renamed else message.role
-    yield "content", form.content_of(message)
-    calls = [_call_data(call, ids.of_call(call)) for call in message.tool_calls]
-    name = message.name
-    if message.role == "tool" and name is None and message.tool_call_id is not None:
-        name = ids.name_of(message.tool_call_id)
-    if name is not None:
-        yield "name", name
-    if message.reasoning is not None:
-        # Templates know it by either name, and transformers sets both.
-        yield "thinking", message.reasoning
-        yield "reasoning_content", message.reasoning
-    if calls:
-        yield "tool_calls", calls
-    if message.tool_call_id is not None:
-        yield "tool_call_id", ids.of_result(message.tool_call_id)
-
-
-def _call_data(call: ToolCall, call_id: str) -> dict[str, object]:
-    arguments = parse_arguments(call.arguments)
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {
-            "name": call.name,
-            "arguments": (
-                call.arguments
-                if arguments is None
-                else _Arguments(arguments, call.arguments.strip() or "{}")
-            ),
-        },
-    }
-
-
-class _ContentForm:
-    """The form in which a template reads the content of messages.
+class _MessageForm:
+    """The form in which a template reads messages, which are converted in order.
 
     Templates of models with images may support lists of parts only, and write nothing for a text.
+    Servers generate the ids of calls in their own format, and some models were trained on ids in
+    another. Clients may reuse an id in a later turn: a result answers the last call with its id.
     """
 
     def __init__(self, source: str) -> None:
+        self._knows_developer = _DEVELOPER.search(source) is not None
         self._is_parts = bool(_PARTS.search(source)) and not _TEXT_OR_PARTS.search(source)
         self._tests_for_none = _NO_CONTENT.search(source) is not None
+        self._names_results = "tool_call_id" not in source
+        self._has_short_ids = "length != 9" in source or "length 9" in source
+        self._has_numbered_ids = _KIMI_CALL in source
+        # maps an id to its new id and the name of the call
+        self._last: dict[str | None, tuple[str, str]] = {}
+        self._num_calls = 0
 
-    def content_of(self, message: ChatMessage) -> object:
-        """Return the content of a message."""
+    def fields_of(self, message: ChatMessage) -> Iterator[tuple[str, object]]:
+        """Yield the fields of a message, without absent ones: templates test what is defined."""
+        # OpenAI's newer name for the system role. Templates that do not support it would drop the
+        # message or reject it.
+        is_renamed = message.role == "developer" and not self._knows_developer
+        yield "role", "system" if is_renamed else message.role
+        yield "content", self._content_of(message)
+        calls = [self._call_data(call) for call in message.tool_calls]
+        result_id = message.tool_call_id
+        name = message.name
+        if message.role == "tool" and name is None and self._names_results:
+            # for templates that cannot look it up by id
+            name = self._last[result_id][1] if result_id in self._last else None
+        if name is not None:
+            yield "name", name
+        if message.reasoning is not None:
+            # Templates know it by either name, and transformers sets both.
+            yield "thinking", message.reasoning
+            yield "reasoning_content", message.reasoning
+        if calls:
+            yield "tool_calls", calls
+        if result_id in self._last:
+            yield "tool_call_id", self._last[result_id][0]
+        elif result_id is not None:
+            yield "tool_call_id", _short_id(result_id) if self._has_short_ids else result_id
+
+    def _content_of(self, message: ChatMessage) -> object:
         if self._tests_for_none and message.tool_calls and not message.content:
             return None
         if self._is_parts:
             return [{"type": "text", "text": message.content}]
         return message.content
 
-
-class _CallIds:
-    """Generates the ids of calls as the template writes them, for messages in order.
-
-    Servers generate ids in their own format, and some models were trained on ids in another.
-    Clients may reuse an id in a later turn: a result answers the last call with its id.
-    """
-
-    def __init__(self, source: str) -> None:
-        self._names_results = "tool_call_id" not in source
-        self._is_short = "length != 9" in source or "length 9" in source
-        self._is_numbered = _KIMI_CALL in source
-        # maps an id to its new id and the name of the call
-        self._last: dict[str, tuple[str, str]] = {}
-        self._num_calls = 0
-
-    def of_call(self, call: ToolCall) -> str:
-        """Return the id of the next call."""
+    def _call_data(self, call: ToolCall) -> dict[str, object]:
         call_id = call.call_id
-        if self._is_numbered and not _KIMI_ID.fullmatch(call_id):
+        if self._has_numbered_ids and not _KIMI_ID.fullmatch(call_id):
             # The id is all that the template writes, so it has to contain the name.
             call_id = f"functions.{call.name}:{self._num_calls}"
-        elif self._is_short:
+        elif self._has_short_ids:
             call_id = _short_id(call_id)
         self._num_calls += 1
         self._last[call.call_id] = call_id, call.name
-        return call_id
-
-    def of_result(self, call_id: str) -> str:
-        """Return the id of the call that a result answers."""
-        if call_id in self._last:
-            return self._last[call_id][0]
-        return _short_id(call_id) if self._is_short else call_id
-
-    def name_of(self, call_id: str) -> str | None:
-        """Return the name of a call, for templates that cannot look it up by id."""
-        return self._last[call_id][1] if self._names_results and call_id in self._last else None
+        arguments = parse_arguments(call.arguments)
+        return {
+            "id": call_id,
+            "type": "function",
+            "function": {
+                "name": call.name,
+                "arguments": (
+                    call.arguments
+                    if arguments is None
+                    else _Arguments(arguments, call.arguments.strip() or "{}")
+                ),
+            },
+        }
 
 
 def _short_id(call_id: str) -> str:

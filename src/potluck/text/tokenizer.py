@@ -135,10 +135,12 @@ class TextTokenizer:
         self._added = AddedTokens(added)
         self._notation = notation
         self._prefix_space = prefix_space
-        self._strips_prefix_space = strips_prefix_space
-        self._vocab_size = vocab_size
-        self._boundaries = boundaries
-        self._special_tokens = tuple(t.text for t in self._added.control if t.text)
+        self._bos_tokens = boundaries.bos_tokens
+        self.strips_prefix_space = strips_prefix_space
+        self.vocab_size = vocab_size
+        self.eos_token_ids = boundaries.eos_token_ids
+        self.closing_tokens = boundaries.closing_tokens
+        self.special_tokens = tuple(t.text for t in self._added.control if t.text)
         named = getattr(model.model, "unk_token", None)
         unknown_id = model.token_to_id(named) if unknown is None and named else unknown
         # Some models declare their eos as the unknown token, without ever needing one.
@@ -149,36 +151,6 @@ class TextTokenizer:
             if token.token != unknown_id or unknown_id in bounds
         )
         self._min_tokens: _MinTokens | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id."""
-        return self._vocab_size
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """The token that begins a text, if the model has one."""
-        return self._boundaries.bos_token_id
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
-        return self._boundaries.eos_token_ids
-
-    @property
-    def closing_tokens(self) -> tuple[int, ...]:
-        """The tokens that the model's own tokenizer puts after a text."""
-        return self._boundaries.closing_tokens
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """The texts of control tokens, which decode to nothing."""
-        return self._special_tokens
-
-    @property
-    def strips_prefix_space(self) -> bool:
-        """Whether ``encode`` puts a space before a text that ``decode`` removes."""
-        return self._strips_prefix_space
 
     def encode(
         self,
@@ -200,7 +172,7 @@ class TextTokenizer:
             ) from error
         if max_tokens is not None and len(text) > max(SLICE_CHARACTERS, max_tokens):
             _require_room(self._least_tokens(text, max_tokens), max_tokens)
-        tokens = list(self._boundaries.bos_tokens) if add_bos else []
+        tokens = list(self._bos_tokens) if add_bos else []
         prefixed = self._prefix_space is not PrefixSpace.NEVER
         for part in self._added.split(text, parse_control=parse_special, literal=literal):
             if isinstance(part, AddedToken):
@@ -224,7 +196,7 @@ class TextTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; empty for control tokens and unknown ids."""
-        if not 0 <= token < self._vocab_size:
+        if not 0 <= token < self.vocab_size:
             return b""
         if added := self._added.by_id.get(token):
             return b"" if added.control else added.text.encode("utf-8")
@@ -243,7 +215,7 @@ class TextTokenizer:
         ``potluck.types.text.Tokenizer.decode``.
         """
         data = b"".join(map(self.token_bytes, tokens))
-        if self._strips_prefix_space:
+        if self.strips_prefix_space:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
 
@@ -268,7 +240,7 @@ class TextTokenizer:
         if self._normalize or is_unsure or takes_spaces or changes not in ([], ["NFC"]):
             return 0
         if self._min_tokens is None:
-            pieces = map(self._extent, range(self._vocab_size))
+            pieces = map(self._extent, range(self.vocab_size))
             self._min_tokens = _MinTokens(pieces, composes=bool(changes), left_out=missing)
         return self._min_tokens.least_tokens(text, enough)
 

@@ -11,6 +11,7 @@ import json
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +52,17 @@ class TokenParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyParts(TokenParts):
-    """The contents of vocabulary files, and the library's object that tokenizes text.
+    """The contents of vocabulary files, from which ``build`` makes the library's tokenizer.
 
-    ``unknown`` is the id of the unknown token if ``model`` does not name it; ``normalize`` is
-    applied to a text before ``model``.
+    ``unknown`` is the id of the unknown token if the tokenizer does not name it;
+    ``build_normalizer`` returns what is applied to a text before it, or None.
     """
 
-    model: tokenizers.Tokenizer
+    build: Callable[[], tokenizers.Tokenizer]
     prefix_space: PrefixSpace = PrefixSpace.NEVER
     strips_prefix_space: bool = False
     unknown: int | None = None
-    normalize: Callable[[str], str] | None = None
+    build_normalizer: Callable[[], Callable[[str], str] | None] = lambda: None
 
 
 class PieceList:
@@ -69,7 +70,10 @@ class PieceList:
 
     def __init__(self, ids: dict[str, int]) -> None:
         self._ids = ids
-        self._pieces = {token: piece for piece, token in ids.items()}
+
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        return {token: piece for piece, token in self._ids.items()}
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a piece."""
@@ -158,8 +162,10 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
     normalizer, pre_tokenizer, prefix_space = _take_prefix_space(
         _state(loaded.normalizer), _state(loaded.pre_tokenizer)
     )
+    model = _with_steps(loaded, normalizer, pre_tokenizer)
     return VocabularyParts(
-        model=_with_steps(loaded, normalizer, pre_tokenizer),
+        model=model,
+        build=lambda: model,
         added={
             token: {
                 "content": entry.content,

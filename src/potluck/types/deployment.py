@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, OnUnit, UnitId
 from potluck.types.content import Manifest, Transfer
 from potluck.types.deployment_spec import DeploymentSpec
+from potluck.types.document import Count
 from potluck.types.groups import GroupPart, group_ranges
 from potluck.types.memory import MemoryPlan
 from potluck.types.placement import Prediction, Rejection
@@ -49,14 +51,15 @@ class DeploymentState(enum.Enum):
 
 
 class LoadingStage(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stage is: ``doing`` is ``fetching`` (from the hub), ``loading`` or ``warming up``.
+    """The progress of a stage that is being loaded."""
 
-    ``total_bytes`` is 0 until it is known.
-    """
-
-    doing: str
-    done_bytes: int
-    total_bytes: int
+    doing: Annotated[
+        str, msgspec.Meta(extra_json_schema={"enum": ["fetching", "loading", "warming up"]})
+    ]
+    done_bytes: Count
+    """Bytes fetched from the hub, or loaded."""
+    total_bytes: Count
+    """0 while unknown."""
 
 
 class StageRecord(OnUnit, msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,13 @@ it.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from potluck.types.cluster import NodeId
-from potluck.types.documents.cluster import ClusterDocument
+from potluck.types.deployment import DeploymentState
+from potluck.types.documents.cluster import ClusterDocument, StageTimes, TokenSpeed
 from potluck.types.drafting import DraftTotals
 from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.model import EmbeddingConfig, RerankConfig
@@ -24,14 +24,6 @@ from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest
 from potluck.types.states import StateSlots
 from potluck.types.text import ChatEncoder, GapEncoder, PairEncoder, Tokenizer
-
-
-class ModelState(enum.Enum):
-    """Whether a deployed model can serve requests."""
-
-    READY = "ready"
-    LOADING = "loading"
-    DEGRADED = "degraded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +40,7 @@ class ModelStatus:
     model_id: str
     created: int
     context_tokens: int
-    state: ModelState
+    state: DeploymentState
     reason: str = ""
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     ready_in_seconds: float | None = None
@@ -97,32 +89,6 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """The time of recent steps of a stage within its engine; None if too few were measured.
-
-    The fields correspond to ``StagePrediction``: a step of one sequence, a step in which the number
-    of streams of the plan decode, and a token of a prompt's longest chunks.
-    """
-
-    decode_seconds: float | None = None
-    loaded_seconds: float | None = None
-    prefill_seconds_per_token: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSpeed:
-    """Tokens per second of a deployment's recent steps, at its coordinator; None if unknown.
-
-    ``tokens_per_second`` is the rate while one stream decodes, and ``total_tokens_per_second`` the
-    total rate of ``num_streams`` streams, which is more than one.
-    """
-
-    tokens_per_second: float | None = None
-    total_tokens_per_second: float | None = None
-    num_streams: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageMetrics:
     """Totals of one stage since it was deployed, and the memory that its process holds now.
 
@@ -142,7 +108,7 @@ class StageMetrics:
     cpu_seconds: float = 0.0
     num_dropped_frames: int = 0
     slowdown: float | None = None
-    times: StageTimes = StageTimes()
+    times: StageTimes = field(default_factory=StageTimes)
     experts: ExpertUse = NO_EXPERTS
     num_exchanges: int = 0
     exchange_seconds: float = 0.0
@@ -200,7 +166,7 @@ class ModelMetrics:
     num_spares: int = 0
     num_moves: int = 0
     last_gain: float | None = None
-    speed: TokenSpeed = TokenSpeed()
+    speed: TokenSpeed = field(default_factory=TokenSpeed)
     prediction: Prediction | None = None
     num_kept_blocks: int = 0
     prefix: PrefixTotals = field(default_factory=PrefixTotals)

@@ -121,11 +121,6 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def bos_token_id(self) -> int | None:
-        """The token that begins a text, or None if the model has none."""
-        ...
-
-    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text (several for chat models)."""
         ...

@@ -23,18 +23,10 @@ from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
 from potluck.types.cluster import WIRE_VERSION, NodeId
-from potluck.types.documents.cluster import ClusterDocument, SilentNode
+from potluck.types.deployment import DeploymentState
+from potluck.types.documents.cluster import ClusterDocument, SilentNode, StageTimes, TokenSpeed
 from potluck.types.drafting import DraftTotals
-from potluck.types.gateway import (
-    EdgeMetrics,
-    ModelMetrics,
-    ModelState,
-    ModelStatus,
-    ServedModel,
-    StageMetrics,
-    StageTimes,
-    TokenSpeed,
-)
+from potluck.types.gateway import EdgeMetrics, ModelMetrics, ModelStatus, ServedModel, StageMetrics
 from potluck.types.model import EmbeddingConfig
 from potluck.types.prefix_cache import PrefixTotals
 from potluck.types.sequence import Cancel, CommittedToken, OnUpdate, SequenceRequest
@@ -54,7 +46,6 @@ class ToyTokenizer:
     """Bytes, then words; token 999 ends a text and is empty."""
 
     vocab_size = VOCAB_SIZE
-    bos_token_id = None
     eos_token_ids = (END_OF_TEXT,)
     closing_tokens: tuple[int, ...] = ()
     special_tokens = ("<end>",)
@@ -147,7 +138,7 @@ class ToyGateway:
             model_id=MODEL,
             created=CREATED,
             context_tokens=CONTEXT_TOKENS,
-            state=ModelState.READY,
+            state=DeploymentState.READY,
             sampling_defaults={"temperature": 0.7, "top_k": 40, "min_p": 0.05},
             quantization="q4_1",
             family="toy",

@@ -12,7 +12,6 @@ class ByteTokenizer:
 
     pieces: tuple[bytes, ...]
     strips_prefix_space: bool = False
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     closing_tokens: tuple[int, ...] = ()
     special_tokens: tuple[str, ...] = ()

@@ -28,8 +28,7 @@ class GrammarTexts:
         control = {_END: "<|end of text|>"}
         control |= {_END + 1 + index: text for index, text in enumerate(self._control)}
         tokens = TokenList(data=data, control=control, end_tokens=(_END,))
-        self._vocabulary = Vocabulary(tokens, len(data))
-        self._matchers = Matchers(self._vocabulary)
+        self._matchers = Matchers(Vocabulary(tokens, len(data)))
 
     def tokens(self, text: str) -> list[int]:
         """``text`` with its control tokens."""
@@ -85,12 +84,8 @@ class GrammarTexts:
         """The tokens of one of ``marks`` that may come next, which are accepted."""
         for mark in source.sample(marks, len(marks)):
             tokens = self.tokens(mark)
-            for index, token in enumerate(tokens):
-                if not self._vocabulary.allows(matcher.mask(), token):
-                    matcher.rollback(index)
-                    break
-                assert matcher.accept(token)
-            else:
+            if len(matcher.masks_after(tokens, matcher.mask())) == len(tokens):
+                assert matcher.accept_all(tokens)
                 return tokens
         return []
 

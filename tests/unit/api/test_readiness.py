@@ -12,13 +12,14 @@ from support.http.api_server import ask_app
 from potluck.api.app import build_app
 from potluck.api.config import ApiConfig
 from potluck.api.keys import ApiKeys
-from potluck.types.gateway import ModelState, ModelStatus
+from potluck.types.deployment import DeploymentState
+from potluck.types.gateway import ModelStatus
 
 
 class PlayedGateway:
     """Has models in the states that it is given."""
 
-    def __init__(self, *states: ModelState) -> None:
+    def __init__(self, *states: DeploymentState) -> None:
         self._states = states
 
     def models(self) -> list[ModelStatus]:
@@ -34,16 +35,16 @@ class PlayedGateway:
         ]
 
 
-def get(path: str, *states: ModelState, config: ApiConfig | None = None) -> httpx2.Response:
+def get(path: str, *states: DeploymentState, config: ApiConfig | None = None) -> httpx2.Response:
     app = build_app(cast(Any, PlayedGateway(*states)), config or ApiConfig(), asyncio.Event())
     return ask_app(app, "GET", path)
 
 
-LOADING, DEGRADED, READY = ModelState.LOADING, ModelState.DEGRADED, ModelState.READY
+LOADING, DEGRADED, READY = DeploymentState.LOADING, DeploymentState.DEGRADED, DeploymentState.READY
 
 
 @pytest.mark.parametrize("states", [(READY,), (LOADING, READY), (READY, DEGRADED)])
-def test_one_model_that_is_ready_is_enough(states: tuple[ModelState, ...]) -> None:
+def test_one_model_that_is_ready_is_enough(states: tuple[DeploymentState, ...]) -> None:
     answer = get("/health/ready", *states)
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
@@ -57,7 +58,7 @@ def test_one_model_that_is_ready_is_enough(states: tuple[ModelState, ...]) -> No
     ],
 )
 def test_without_one_it_is_said_in_a_sentence_that_tells_strangers_nothing(
-    states: tuple[ModelState, ...], sentence: str
+    states: tuple[DeploymentState, ...], sentence: str
 ) -> None:
     config = ApiConfig(keys=ApiKeys(()))
     answer = get("/health/ready", *states, config=config)

@@ -89,21 +89,27 @@ def test_masks_have_a_bit_for_each_of_the_models_logits(tokenizer: Tokenizer, ex
     assert allowed(matcher.mask()) == sorted(tokenizer.eos_token_ids)
 
 
-def test_tokens_can_be_taken_back(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+def test_drafts_are_taken_back(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     rng = np.random.default_rng(2)
     matchers = Matchers(vocabulary)
     grammar = build.json_schema(PERSON)
-    tokens = draw(matchers.take(grammar), tokenizer, rng)
-    matcher, masks = matchers.take(grammar), []
-    for token in [*tokens, tokenizer.eos_token_ids[0]]:
-        masks.append(matcher.mask())
-        assert matcher.accept(token)
-    for back in range(1, len(tokens) + 2):
-        matcher.rollback(back)
-        assert np.array_equal(matcher.mask(), masks[-back])
-        assert matcher.accept_all([*tokens, tokenizer.eos_token_ids[0]][-back:])
-    with pytest.raises(ValueError, match="rolled back"):
-        matcher.rollback(len(tokens) + 2)
+    end = tokenizer.eos_token_ids[0]
+    tokens = [*draw(matchers.take(grammar), tokenizer, rng), end]
+    plain, drafted, masks = matchers.take(grammar), matchers.take(grammar), []
+    for token in [*tokens, end]:
+        masks.append(plain.mask())
+        assert plain.accept(token)
+    for index, token in enumerate(tokens):
+        mask = drafted.mask()
+        assert np.array_equal(mask, masks[index])
+        for drafts in (tokens[index:], [*tokens[index:], end]):
+            found = drafted.masks_after(drafts, mask)
+            assert len(found) == len(drafts)
+            for each, expected in zip(found, masks[index + 1 :], strict=False):
+                assert np.array_equal(each.mask, expected)
+            assert drafted.num_tokens == index
+        assert drafted.accept(token)
+    assert np.array_equal(drafted.mask(), masks[-1])
 
 
 def test_masks_do_not_depend_on_what_a_matcher_was_used_for(
@@ -199,9 +205,6 @@ def test_a_sequence_may_not_take_the_stages_time(
         assert not matcher.accept(a)
     assert allowed(matcher.mask()) == sorted(tokenizer.eos_token_ids)
     assert matcher.is_cut_off
-    num_tokens = matcher.num_tokens
-    matcher.rollback(1001)
-    assert matcher.num_tokens == num_tokens - 1001
     matchers.give_back(matcher)
     assert matchers.num_idle == 0
     assert mask.any()

@@ -123,7 +123,7 @@ def test_ends_are_collected_from_all_files(tmp_path: Path) -> None:
     inner = {"eos_token_id": 676, "text_config": {"eos_token_id": [678]}}
     (directory / "config.json").write_text(json.dumps(inner))
     assert load_tokenizer(directory).eos_token_ids == (676, 679, 678)
-    assert tokenizer.bos_token_id == library.token_to_id(LLAMA3_SPECIAL[0])
+    assert tokenizer.encode("") == [library.token_to_id(LLAMA3_SPECIAL[0])]
     assert tokenizer.eos_token_ids == (676, 679, 677)
     assert library.token_to_id(LLAMA3_SPECIAL[4]) == 679
 

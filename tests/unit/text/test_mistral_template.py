@@ -132,7 +132,7 @@ def test_outputs_are_read_as_the_model_writes_them(version: str, name: str) -> N
     assert thinking is not None
     reasoning = reasoning_format(thinking)
     assert reasoning is not None
-    assert reasoning.name == "mistral"
+    assert reasoning.marks == ("[THINK]", "[/THINK]")
 
 
 def test_newer_versions_have_none() -> None:

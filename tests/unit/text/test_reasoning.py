@@ -167,7 +167,7 @@ def test_marks() -> None:
     assert MISTRAL.control_texts == {"[THINK]", "[/THINK]"}
     assert GRANITE.control_texts == frozenset()
     assert {"<|channel|>", "<|message|>", "<|end|>", "<|start|>"} <= HARMONY.control_texts
-    assert THINK.open_text == "<think>"
+    assert THINK.open_texts[0] == "<think>"
     assert THINK.marks == ("<think>", "</think>")
 
 

@@ -80,7 +80,6 @@ def test_ids_and_texts_are_those_of_the_library(kind: str, tmp_path: Path) -> No
     directory, library = directory_with(tmp_path, trained(kind))
     tokenizer = load_tokenizer(directory)
     assert tokenizer.vocab_size == library.get_piece_size()
-    assert tokenizer.bos_token_id == library.bos_id()
     assert tokenizer.eos_token_ids == (library.eos_id(),)
     for text in (*HARD_TEXTS, *SENTENCES, *random_texts()):
         if kind == "gemma" and "▁" in text:
@@ -227,7 +226,6 @@ def test_a_model_may_have_no_bos(tmp_path: Path) -> None:
     model = read(tmp_path, PIECES + field(2, field(41, -1) + field(42, 3)))
     assert (model.bos, model.eos) == (None, None)  # 3 is no control token
     tokenizer = tokenizer_of(tmp_path, PIECES + field(2, field(3, 2) + field(41, -1)))
-    assert tokenizer.bos_token_id is None
     assert tokenizer.encode("") == []
 
 

@@ -30,18 +30,11 @@ from potluck.types.cluster import DeploymentId, Epoch, NodeId
 from potluck.types.content import Manifest
 from potluck.types.deployment import DeploymentRecord, DeploymentState
 from potluck.types.documents.cluster import ClusterDocument
-from potluck.types.gateway import ModelMetrics, ModelState, ModelStatus, ServedModel
+from potluck.types.gateway import ModelMetrics, ModelStatus, ServedModel
 from potluck.types.node import NodeReport
 from potluck.types.sequence import Cancel, OnUpdate, SequenceRequest, SequenceUpdate
 
 _log = logging.getLogger(__name__)
-
-_STATES = {
-    DeploymentState.LOADING: ModelState.LOADING,
-    DeploymentState.READY: ModelState.READY,
-    DeploymentState.DEGRADED: ModelState.DEGRADED,
-}
-
 
 _LEAVING = "this node is leaving the cluster"
 
@@ -79,7 +72,7 @@ class AgentGateway:
                 model_id=record.model_id,
                 created=record.created,
                 context_tokens=record.status.context_tokens,
-                state=_STATES[record.status.state],
+                state=record.status.state,
                 reason=names.in_text(record.status.reason),
                 sampling_defaults=record.facts.sampling_defaults,
                 ready_in_seconds=self._ready_in_seconds(record),

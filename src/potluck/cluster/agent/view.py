@@ -25,7 +25,6 @@ from potluck.types.documents.cluster import (
     DrainingNode,
     IncompatibleNode,
     LinkDocument,
-    LoadingDocument,
     MeasuredStage,
     NodeStage,
     ReadyNode,
@@ -35,11 +34,12 @@ from potluck.types.documents.cluster import (
     Spare,
     SpeedDocument,
     StageDocument,
-    StageTimesDocument,
+    StageTimes,
+    TokenSpeed,
     TransferDocument,
     UnitDocument,
 )
-from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
+from potluck.types.gateway import GenerationTotals, ModelMetrics
 from potluck.types.held_stage import HeldStage
 from potluck.types.node import NodeReport
 
@@ -161,17 +161,12 @@ def _speed(record: DeploymentRecord, metrics: ModelMetrics | None) -> SpeedDocum
     )
 
 
-def _stage_times(
-    record: DeploymentRecord, metrics: ModelMetrics | None
-) -> Sequence[StageTimesDocument]:
+def _stage_times(record: DeploymentRecord, metrics: ModelMetrics | None) -> Sequence[StageTimes]:
     """Return the measured times of each stage of ``record`` in the current epoch."""
     times: dict[int, StageTimes] = {}
     if metrics is not None and metrics.epoch == record.epoch.number:
         times = {each.stage: each.times for each in metrics.stages}
-    return [
-        document_of(StageTimesDocument, times.get(index, StageTimes()))
-        for index in range(len(record.stages))
-    ]
+    return [times.get(index, StageTimes()) for index in range(len(record.stages))]
 
 
 def _slow_stages(record: DeploymentRecord, metrics: ModelMetrics | None) -> Iterator[SlowStage]:
@@ -206,9 +201,6 @@ def deployment_view(record: DeploymentRecord) -> DeployDocument:
                 StageDocument,
                 stage,
                 **placed_fields(index, stage),
-                progress=None
-                if stage.progress is None
-                else document_of(LoadingDocument, stage.progress),
                 predicted=predicted,
             )
             for index, (stage, predicted) in enumerate(

@@ -18,15 +18,9 @@ from potluck.host.log_rate import LogRateFilter
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
+from potluck.types.documents.cluster import StageTimes, TokenSpeed
 from potluck.types.engine import ExpertUse
-from potluck.types.gateway import (
-    EdgeMetrics,
-    GenerationTotals,
-    ModelMetrics,
-    StageMetrics,
-    StageTimes,
-    TokenSpeed,
-)
+from potluck.types.gateway import EdgeMetrics, GenerationTotals, ModelMetrics, StageMetrics
 from potluck.types.placement import Prediction
 from potluck.types.speed import StepTime
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from potluck.scheduling.step_times import BlockMeans
-from potluck.types.gateway import TokenSpeed
+from potluck.types.documents.cluster import TokenSpeed
 from potluck.types.step import SampledToken, SequenceId, Step
 
 LEAST_ROUNDS = 8

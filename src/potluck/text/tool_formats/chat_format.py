@@ -129,7 +129,7 @@ class ChatFormat:
         thought = f"{lark.until(self.reasoning.close_text)} {SPACE}"
         if state is ThoughtState.OPEN:
             return thought
-        return f"({SPACE} {lark.text(self.reasoning.open_text)} {thought})?"
+        return f"({SPACE} {lark.text(self.reasoning.open_texts[0])} {thought})?"
 
 
 class SteppedParser:
@@ -231,29 +231,13 @@ class _ThinkingParser:
         return passed
 
 
-class _WithoutMarks:
+class _WithoutMarks(SteppedParser):
     """Removes control tokens that occur only in calls, for requests without tools."""
 
     def __init__(self, marks: Sequence[str]) -> None:
-        self._marks = DelimiterScanner(marks)
-        self._held = ""
+        super().__init__(CallStream(()), self._read(DelimiterScanner(marks)))
 
-    def push(self, text: str) -> Sequence[OutputPart]:
-        self._held += text
-        return self._take(is_end=False)
-
-    def finish(self, *, is_cut: bool = False) -> Sequence[OutputPart]:
-        return self._take(is_end=True)
-
-    def _take(self, *, is_end: bool) -> Sequence[OutputPart]:
-        pieces = []
-        position = 0
-        while True:
-            index, mark = self._marks.find(self._held, position, is_end=is_end)
-            pieces.append(self._held[position:index])
-            position = index + len(mark)
-            if not mark:
-                break
-        self._held = self._held[position:]
-        text = "".join(pieces)
-        return (TextPart(text=text),) if text else ()
+    def _read(self, marks: DelimiterScanner) -> Steps[None]:
+        stream = self._stream
+        while (yield from stream.text_pieces(marks, lambda text: stream.tell(TextPart(text=text)))):
+            stream.drop_held()

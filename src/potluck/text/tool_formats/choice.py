@@ -6,33 +6,8 @@ from collections.abc import Collection
 
 from potluck.errors import ParameterError
 from potluck.text.reasoning import find_by_signs, reasoning_format
-from potluck.text.tool_formats import harmony
+from potluck.text.tool_formats import formats
 from potluck.text.tool_formats.chat_format import ChatFormat
-from potluck.text.tool_formats.formats import (
-    COMMAND,
-    DEEPSEEK_V3,
-    DEEPSEEK_V3_1,
-    DEEPSEEK_V3_2,
-    DEEPSEEK_V4,
-    FUNCTIONARY,
-    FUNCTOOLS,
-    GENERIC,
-    GIGACHAT,
-    GLM,
-    GRANITE,
-    KIMI_K2,
-    LLAMA,
-    MINIMAX_M1,
-    MINIMAX_M2,
-    MISTRAL,
-    MISTRAL_LIST,
-    NEMOTRON,
-    PHI,
-    QWEN_CODER,
-    SEED,
-    SOLAR,
-    TOOL_CALLS_LIST,
-)
 from potluck.text.tool_formats.gemma import FUNCTION_GEMMA, GEMMA
 from potluck.text.tool_formats.harmony import HarmonyFormat
 from potluck.text.tool_formats.json_calls import HERMES
@@ -42,35 +17,35 @@ from potluck.types.output import OutputFormat
 
 _SIGNS: tuple[tuple[tuple[str, ...], ToolSyntax | None], ...] = (
     (("<|channel|>analysis", "<|call|>"), None),  # harmony
-    (("｜DSML｜", "function_calls"), DEEPSEEK_V3_2),
-    (("｜DSML｜",), DEEPSEEK_V4),
-    (("<｜tool▁sep｜>", "```json"), DEEPSEEK_V3),
-    (("<｜tool▁sep｜>",), DEEPSEEK_V3_1),
-    (("<|tool_calls_section_begin|>",), KIMI_K2),
-    (("<|tool_call:args|>",), SOLAR),
-    (("<|START_ACTION|>",), COMMAND),
-    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
-    (("[TOOL_CALLS]",), MISTRAL_LIST),
+    (("｜DSML｜", "function_calls"), formats.DEEPSEEK_V3_2),
+    (("｜DSML｜",), formats.DEEPSEEK_V4),
+    (("<｜tool▁sep｜>", "```json"), formats.DEEPSEEK_V3),
+    (("<｜tool▁sep｜>",), formats.DEEPSEEK_V3_1),
+    (("<|tool_calls_section_begin|>",), formats.KIMI_K2),
+    (("<|tool_call:args|>",), formats.SOLAR),
+    (("<|START_ACTION|>",), formats.COMMAND),
+    (("[TOOL_CALLS]", "[ARGS]"), formats.MISTRAL),
+    (("[TOOL_CALLS]",), formats.MISTRAL_LIST),
     (("<|tool_call>", "<tool_call|>"), GEMMA),
     (("<start_function_call>",), FUNCTION_GEMMA),
     (("<|tool_call_start|>",), LFM2),
     (("List of tools: ", "<|im_start|>"), LFM2),
-    (("<minimax:tool_call>",), MINIMAX_M2),
-    (("<seed:tool_call>",), SEED),
-    (("<TOOLCALL>",), NEMOTRON),
-    (("<|function_call|>",), GIGACHAT),
-    (("<arg_key>",), GLM),
-    (("<tool_call>", "<function="), QWEN_CODER),
-    (("<|tool_call|>", "<|/tool_call|>"), PHI),
-    (("<|tool_call|>",), GRANITE),
-    (("<tool_calls>", "<end_of_sentence>"), MINIMAX_M1),
-    (("<tool_calls>",), TOOL_CALLS_LIST),
+    (("<minimax:tool_call>",), formats.MINIMAX_M2),
+    (("<seed:tool_call>",), formats.SEED),
+    (("<TOOLCALL>",), formats.NEMOTRON),
+    (("<|function_call|>",), formats.GIGACHAT),
+    (("<arg_key>",), formats.GLM),
+    (("<tool_call>", "<function="), formats.QWEN_CODER),
+    (("<|tool_call|>", "<|/tool_call|>"), formats.PHI),
+    (("<|tool_call|>",), formats.GRANITE),
+    (("<tool_calls>", "<end_of_sentence>"), formats.MINIMAX_M1),
+    (("<tool_calls>",), formats.TOOL_CALLS_LIST),
     (("<tool_call>",), HERMES),
-    (("<function=",), FUNCTIONARY),
-    (("functools",), FUNCTOOLS),
-    (("<|python_tag|>",), LLAMA),
-    (('"parameters": ', "<|eot_id|>"), LLAMA),
-    (('"parameters": ', "<|python_start|>"), LLAMA),
+    (("<function=",), formats.FUNCTIONARY),
+    (("functools",), formats.FUNCTOOLS),
+    (("<|python_tag|>",), formats.LLAMA),
+    (('"parameters": ', "<|eot_id|>"), formats.LLAMA),
+    (('"parameters": ', "<|python_start|>"), formats.LLAMA),
 )
 """Texts that identify a format: its templates contain all of them. The first match is used."""
 
@@ -79,10 +54,10 @@ FORMATS: dict[str, ToolSyntax] = {
     for syntax in (
         *dict.fromkeys(syntax for _, syntax in _SIGNS if syntax is not None),
         PYTHONIC,
-        GENERIC,
+        formats.GENERIC,
     )
 }
-FORMAT_NAMES: tuple[str, ...] = tuple(sorted((*FORMATS, harmony.NAME)))
+FORMAT_NAMES: tuple[str, ...] = tuple(sorted((*FORMATS, HarmonyFormat.name)))
 """Valid values of ``--tool-format``."""
 
 
@@ -97,7 +72,7 @@ def choose_output_format(
     """
     control_tokens = frozenset(special_tokens)
     if tool_format is None:
-        syntax = find_by_signs(_SIGNS, template_source, GENERIC)
+        syntax = find_by_signs(_SIGNS, template_source, formats.GENERIC)
     else:
         # None is harmony, whose messages contain more than calls.
         require_format(tool_format)

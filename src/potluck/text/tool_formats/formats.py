@@ -7,6 +7,7 @@ or ``TaggedCalls`` (a tag for each argument).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from potluck.text.tool_formats.json_calls import JsonCalls, NamedCalls
 from potluck.text.tool_formats.tagged_calls import TaggedCalls
@@ -129,6 +130,7 @@ MISTRAL_LIST = JsonCalls(
 
 MISTRAL = NamedCalls(
     name="mistral",
+    repeats=True,
     openings=(_MISTRAL,),
     head="{name}{id}[ARGS]",
     id_mark="[CALL_ID]",
@@ -144,6 +146,7 @@ Some models write ``[CALL_ID]`` and an id after the name, which is dropped.
 
 FUNCTIONARY = NamedCalls(
     name="functionary",
+    repeats=True,
     openings=("<function=",),
     head="{name}>",
     name_pattern=re.compile(r"([^\s>]+)"),
@@ -276,7 +279,7 @@ QWEN_CODER = TaggedCalls(
     call_close="</function>",
     closes=("</tool_call>",),
     value_space="\n",
-    is_section=False,
+    repeats=True,
     control_texts=("<tool_call>", "</tool_call>"),
 )
 """Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step.
@@ -285,17 +288,12 @@ QWEN_CODER = TaggedCalls(
 each tag on a separate line.
 """
 
-SEED = TaggedCalls(
+SEED = replace(
+    QWEN_CODER,
     name="seed",
     openings=("<seed:tool_call>", "<function="),
-    call_opening="<function=",
-    name_end=">",
-    parameter_opening="<parameter=",
-    key_ends=(">",),
-    parameter_close="</parameter>",
-    call_close="</function>",
     closes=("</seed:tool_call>",),
-    is_section=False,
+    value_space="",
     control_texts=("<seed:tool_call>", "</seed:tool_call>"),
 )
 
@@ -309,7 +307,7 @@ GLM = TaggedCalls(
     parameter_close="</arg_value>",
     call_close="</tool_call>",
     is_spaced=False,
-    is_section=False,
+    repeats=True,
     control_texts=(
         "<tool_call>",
         "</tool_call>",

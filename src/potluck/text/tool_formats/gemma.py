@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from potluck.errors import ParameterError
 from potluck.grammars.build import json_schema
@@ -24,7 +24,7 @@ from potluck.text.tool_formats.schemas import (
     text_expression,
 )
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either
+from potluck.text.tool_formats.syntax import CallableTool, LarkSource, ToolSyntax, either
 from potluck.types.text import Tool
 
 _MAX_DEPTH = 64
@@ -35,26 +35,11 @@ _PLAIN = re.compile(r"[^{}\[\],<>]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmaCalls:
-    """Calls between ``opening`` and ``close``, with strings between two ``quote`` marks."""
+class GemmaCalls(ToolSyntax):
+    """Calls with strings between two ``quote`` marks."""
 
-    name: str
-    opening: str
-    close: str
     quote: str
-    bare_openings: tuple[str, ...] = field(default=(), init=False)
-    repeats: bool = field(default=True, init=False)
-    writes_bare: bool = field(default=False, init=False)
-
-    @property
-    def openings(self) -> tuple[str, ...]:
-        """The mark that begins a call."""
-        return (self.opening,)
-
-    @property
-    def control_texts(self) -> tuple[str, ...]:
-        """All marks."""
-        return (self.opening, self.close, self.quote)
+    repeats: bool = True
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a call."""
@@ -67,7 +52,7 @@ class GemmaCalls:
         if not (yield from self._value(stream, stream.argue, _MAX_DEPTH)):
             return False
         stream.end_call()
-        yield from stream.drop_marks((self.close,))
+        yield from stream.drop_marks(self.closes)
         return True
 
     def _value(self, stream: CallStream, take: Callable[[str], None], depth: int) -> Steps[bool]:
@@ -135,7 +120,7 @@ class GemmaCalls:
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a call without its opening."""
         calls = (self._call(lark, tool) for tool in tools)
-        return f"{lark.rule(either(calls))} {lark.text(self.close)}"
+        return f"{lark.rule(either(calls))} {lark.text(self.closes[0])}"
 
     def _call(self, lark: LarkSource, tool: CallableTool) -> str:
         head = lark.text(f"call:{tool.name}")
@@ -214,11 +199,18 @@ def _repeated(item: str, schema: Schema, where: str) -> str:
     return many if low else f"({many})?"
 
 
-GEMMA = GemmaCalls(name="gemma", opening="<|tool_call>", close="<tool_call|>", quote='<|"|>')
+GEMMA = GemmaCalls(
+    name="gemma",
+    openings=("<|tool_call>",),
+    closes=("<tool_call|>",),
+    quote='<|"|>',
+    control_texts=("<|tool_call>", "<tool_call|>", '<|"|>'),
+)
 
 FUNCTION_GEMMA = GemmaCalls(
     name="function-gemma",
-    opening="<start_function_call>",
-    close="<end_function_call>",
+    openings=("<start_function_call>",),
+    closes=("<end_function_call>",),
     quote="<escape>",
+    control_texts=("<start_function_call>", "<end_function_call>", "<escape>"),
 )

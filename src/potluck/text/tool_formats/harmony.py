@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from potluck.text.delimiters import DelimiterScanner
 from potluck.text.tool_formats.chat_format import SteppedParser
@@ -21,9 +22,7 @@ from potluck.text.tool_formats.syntax import (
     either,
     is_constrained,
 )
-from potluck.types.output import OutputParser, ToolMode, ToolUse
-
-NAME = "harmony"
+from potluck.types.output import OutputParser, ReasoningPart, ToolMode, ToolUse
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -38,12 +37,8 @@ _NEXT = f"{_START}assistant"
 class HarmonyFormat:
     """The format of gpt-oss (``potluck.types.output.OutputFormat``)."""
 
+    name: ClassVar[str] = "harmony"
     control_tokens: frozenset[str]
-
-    @property
-    def name(self) -> str:
-        """The name of the format in ``--tool-format``."""
-        return NAME
 
     @property
     def control_texts(self) -> frozenset[str]:
@@ -106,14 +101,11 @@ class _HarmonyParser(SteppedParser):
         while True:
             if header is None:
                 header = yield from self._read_header()
-            if (yield from self._is_at_end()):
+            if not (yield from stream.peek()):
                 break
             yield from self._read_message(header)
             header = None
         stream.finish()
-
-    def _is_at_end(self) -> Steps[bool]:
-        return not (yield from self._stream.peek())
 
     def _read_header(self) -> Steps[str]:
         """Read the header of a message; return an empty one if text without a header follows."""
@@ -121,8 +113,10 @@ class _HarmonyParser(SteppedParser):
         while (yield from stream.at_one_of(_ENDS)):
             stream.drop_held()
         before = stream.position
-        if not (yield from self._is_header()):
-            stream.return_to(before)
+        yield from stream.skip_space()
+        is_header = yield from stream.at_one_of((_START, _CHANNEL, "to="))
+        stream.return_to(before)
+        if not is_header:
             return ""
         header = yield from stream.until(_MESSAGE, _MAX_HEADER_CHARACTERS)
         if header is None:
@@ -134,40 +128,26 @@ class _HarmonyParser(SteppedParser):
             stream.drop_held()  # otherwise the text contains the recipient
         return header
 
-    def _is_header(self) -> Steps[bool]:
-        """Return whether a header begins here; may consume part of it."""
-        stream = self._stream
-        before = stream.position
-        yield from stream.skip_space()
-        for beginning in (_START, _CHANNEL, "to="):
-            if (yield from stream.at(beginning)):
-                stream.return_to(before)
-                return True
-        return False
-
     def _read_message(self, header: str) -> Steps[None]:
         stream = self._stream
         recipient = _RECIPIENT.search(header)
         if recipient is not None and stream.is_known(recipient[1]):
-            if (yield from self._read_call(recipient[1])):
+            if (yield from stream.json_call(recipient[1])):
+                yield from stream.skip_space()
+                stream.drop_held()
                 return
             stream.give_up()
         ends = DelimiterScanner((*_ENDS, _START, _CHANNEL) if header else (*_ENDS, _START))
         if _channel_of(header) == "analysis":
-            mark = yield from stream.text_pieces(ends, stream.think)
+            mark = yield from stream.text_pieces(
+                ends, lambda text: stream.tell(ReasoningPart(text=text))
+            )
         else:
             mark = yield from stream.read_text(ends)
         if mark in (_START, _CHANNEL):
             stream.return_to(stream.position - len(mark))
         else:
             stream.drop_held()
-
-    def _read_call(self, name: str) -> Steps[bool]:
-        if not (yield from self._stream.json_call(name)):
-            return False
-        yield from self._stream.skip_space()
-        self._stream.drop_held()
-        return True
 
 
 def _open_header(prompt_end: str) -> str | None:

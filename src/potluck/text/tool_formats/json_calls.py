@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from potluck.text.control_tokens import parse_arguments
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
@@ -15,6 +15,7 @@ from potluck.text.tool_formats.syntax import (
     SPACE,
     CallableTool,
     LarkSource,
+    ToolSyntax,
     either,
     repeated,
 )
@@ -25,25 +26,18 @@ _ARGUMENT_KEYS = ("arguments", "parameters", "args", "tool_input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonCalls:
+class JsonCalls(ToolSyntax):
     """``{"name": ..., "arguments": {...}}`` after one of ``openings``, alone or in a list.
 
     An answer that begins with one of ``bare_openings`` is also read as a call if it has arguments.
-    ``closes`` are marks that may follow a section, and ``separators`` may occur between calls that
-    are not in a list.
+    ``separators`` may occur between calls that are not in a list.
 
-    In the grammar, a section begins with the first of ``openings``, or with nothing if
-    ``writes_bare`` is set. White space is allowed around its calls if it ``is_spaced``. It requires
+    The grammar allows white space around the calls of a section if it ``is_spaced``. It requires
     ``separator`` between calls that are not in a list, and the first of ``closes`` if
     ``writes_close`` is set. With ``id_key``, a call has a number before its name; ``last`` is the
     Lark expression of what may follow the arguments.
     """
 
-    name: str
-    openings: tuple[str, ...] = ()
-    bare_openings: tuple[str, ...] = ()
-    closes: tuple[str, ...] = ()
-    control_texts: tuple[str, ...] = ()
     name_key: str = "name"
     arguments_key: str = "arguments"
     is_spaced: bool = False
@@ -52,9 +46,7 @@ class JsonCalls:
     separator: str = ""
     id_key: str = ""
     last: str = ""
-    writes_bare: bool = False
     writes_close: bool = True
-    repeats: bool = False
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
@@ -233,18 +225,16 @@ write tags for arguments may write it too (``tagged_calls``).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedCalls:
+class NamedCalls(ToolSyntax):
     """``head`` with the name, the arguments, and ``after``; then the next call, or ``closes``.
 
     ``head`` begins each call, with ``{name}`` for the name. If it contains ``{id}``, the grammar
     allows a match of ``id_pattern`` there, or with ``id_mark`` either nothing or the mark and a
     match. A head is read up to ``arguments_mark``, and ``name_pattern``, which has one group,
-    extracts the name. In a format without ``call_opening``, each call begins with one of
-    ``openings``. ``ends`` are marks that may follow the arguments, in order.
+    extracts the name. In a format without ``call_opening``, each call is a section. ``ends`` are
+    marks that may follow the arguments, in order.
     """
 
-    name: str
-    openings: tuple[str, ...]
     head: str
     name_pattern: re.Pattern[str]
     arguments_mark: str
@@ -254,15 +244,6 @@ class NamedCalls:
     ends: tuple[str, ...] = ()
     after: str = ""
     separator: str = ""
-    closes: tuple[str, ...] = ()
-    control_texts: tuple[str, ...] = ()
-    bare_openings: tuple[str, ...] = field(default=(), init=False)
-    writes_bare: bool = field(default=False, init=False)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether each of several calls is a section."""
-        return not self.call_opening
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""

@@ -14,27 +14,17 @@ from dataclasses import dataclass
 from potluck.grammars.build import json_schema
 from potluck.text.tool_formats.schemas import comma_separated, definitions_of, members_of
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import CallableTool, LarkSource, either, repeated
+from potluck.text.tool_formats.syntax import CallableTool, LarkSource, ToolSyntax, either, repeated
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s()\[\]{}=,'\"<>]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonicCalls:
+class PythonicCalls(ToolSyntax):
     """A list of calls after one of ``openings``, or as the whole answer."""
 
-    name: str
-    openings: tuple[str, ...] = ()
     bare_openings: tuple[str, ...] = ("[",)
-    closes: tuple[str, ...] = ()
-    control_texts: tuple[str, ...] = ()
-    repeats: bool = False
-
-    @property
-    def writes_bare(self) -> bool:
-        """Whether the grammar allows calls without an opening, as the whole answer."""
-        return not self.openings
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a list of calls."""
@@ -111,4 +101,4 @@ LFM2 = PythonicCalls(
     control_texts=("<|tool_call_start|>", "<|tool_call_end|>"),
 )
 
-PYTHONIC = PythonicCalls(name="pythonic")
+PYTHONIC = PythonicCalls(name="pythonic", writes_bare=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from potluck.errors import ParameterError
-from potluck.grammars.build import json_schema, lark_pattern
+from potluck.grammars.build import lark_pattern
 from potluck.text.tool_formats.stream import CallStream
 from potluck.text.tool_formats.syntax import TEXT, LarkSource, either
 
@@ -160,31 +160,6 @@ def require_only(schema: Schema, keywords: Sequence[str], where: str) -> None:
 
 
 _TEXT_KEYWORDS = ("type", "enum", "const", "minLength", "maxLength", "pattern")
-
-
-def text_or_json(
-    lark: LarkSource,
-    schema: Schema,
-    root: Schema,
-    text: Callable[[Schema], str],
-    value: Callable[[str], str],
-) -> str:
-    """Return the expression of a value that is written as plain text if it is a string, else as
-    JSON.
-
-    ``text`` builds the expression of a string from its schema, including what follows it; ``value``
-    appends the same to an expression of JSON.
-    """
-    texts, others = [], []
-    for branch in branches(schema, root):
-        kind = branch.get("type")
-        if kind == "string":
-            texts.append(text(branch))
-        elif kind is None and not branch:
-            texts.append(text({}))
-        else:
-            others.append(value(lark.part(json_schema({**branch, **definitions_of(root)}))))
-    return either(dict.fromkeys((*texts, *others)))
 
 
 def text_expression(lark: LarkSource, schema: Schema, close: str, where: str) -> str:

@@ -18,7 +18,6 @@ from typing import TypeVar
 from potluck.text.delimiters import DelimiterScanner
 from potluck.types.output import (
     OutputPart,
-    ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallStart,
@@ -57,7 +56,8 @@ class TextReader:
         self._held_from = 0
         self._position = 0
         self._is_end = False
-        self._was_cut = False
+        self.is_cut = False
+        """Whether the end was reached, and the output did not end by itself."""
 
     def add(self, text: str) -> None:
         """Take more text."""
@@ -67,17 +67,12 @@ class TextReader:
     def end(self, *, is_cut: bool = False) -> None:
         """Note that no more text follows; ``is_cut`` if the output did not end by itself."""
         self._is_end = True
-        self._was_cut = is_cut
+        self.is_cut = is_cut
 
     @property
     def position(self) -> int:
         """Position up to which the text was read."""
         return self._position
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the end was reached, and the output did not end by itself."""
-        return self._is_end and self._was_cut
 
     def return_to(self, position: int) -> None:
         """Move back to ``position``, which must not precede held text."""
@@ -441,10 +436,10 @@ class CallStream(TextReader):
             if (yield from self.after_space(mark)):
                 self.drop_held()
 
-    def think(self, text: str) -> None:
-        """Pass on more reasoning, for the held text."""
+    def tell(self, part: OutputPart) -> None:
+        """Pass on ``part``, for the held text."""
         self._held_from = self._position
-        self._parts.append(ReasoningPart(text=text))
+        self._parts.append(part)
 
     def drop_held(self) -> None:
         """Drop the held text: it is neither text nor part of a call."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from potluck.grammars.build import combined, control_token, json_object, json_schema, literal
 from potluck.text.tool_formats.stream import CallStream, Steps
@@ -123,56 +123,40 @@ def repeated(expression: str, *, separator: str = "", is_parallel: bool) -> str:
     return f"{expression} ({separator} {expression})*"
 
 
-class ToolSyntax(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSyntax(ABC):
     """The format of calls: parses them from an output, and provides their grammar.
 
-    A *section* is one or more calls with the marks around them. Immutable.
+    A *section* is one or more calls with the marks around them. It begins with one of ``openings``
+    anywhere in an answer, or with one of ``bare_openings`` at the beginning of an answer, and
+    ``closes`` may follow it. With ``repeats``, each of several calls is a section. In the grammar,
+    a section begins with the first of ``openings``, or with nothing if ``writes_bare`` is set: then
+    calls are the whole answer. ``name`` is that of ``--tool-format``, and ``control_texts`` are
+    texts of the format that are control tokens in some models. Immutable.
     """
 
-    @property
-    def name(self) -> str:
-        """The name of the format in ``--tool-format``."""
-        ...
+    name: str
+    openings: tuple[str, ...] = ()
+    bare_openings: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    control_texts: tuple[str, ...] = ()
+    repeats: bool = False
+    writes_bare: bool = False
 
-    @property
-    def openings(self) -> tuple[str, ...]:
-        """Marks that begin a section anywhere in an answer."""
-        ...
-
-    @property
-    def bare_openings(self) -> tuple[str, ...]:
-        """Texts that begin a section only at the beginning of an answer."""
-        ...
-
-    @property
-    def control_texts(self) -> tuple[str, ...]:
-        """Texts of the format that are control tokens in some models."""
-        ...
-
+    @abstractmethod
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section whose opening is held; return whether it is well-formed.
 
         If it is not, what is held becomes text.
         """
-        ...
 
+    @abstractmethod
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section, without the first of ``openings`` before it.
 
         It contains one call, or several if ``is_parallel`` is set and the format allows several in
         a section.
         """
-        ...
-
-    @property
-    def repeats(self) -> bool:
-        """Whether each of several calls is a section."""
-        ...
-
-    @property
-    def writes_bare(self) -> bool:
-        """Whether the grammar allows calls without an opening, as the whole answer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +166,9 @@ class CallableTool:
     ``schema`` is the schema of the arguments, an object.
     """
 
-    tool: Tool
+    name: str
     is_free: bool
     schema: Mapping[str, object]
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        return self.tool.name
 
     def arguments(self, lark: LarkSource) -> str:
         """Return the expression of the arguments as JSON."""
@@ -201,7 +180,7 @@ def callable_tools(tool_use: ToolUse) -> tuple[CallableTool, ...]:
     is_required = tool_use.mode is ToolMode.REQUIRED
     return tuple(
         CallableTool(
-            tool=tool,
+            name=tool.name,
             is_free=not (is_required or tool.is_strict),
             schema={"type": "object", **tool.parameters},
         )

@@ -5,61 +5,57 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from potluck.grammars.build import json_schema
 from potluck.text.delimiters import DelimiterScanner
 from potluck.text.tool_formats.json_calls import HERMES
 from potluck.text.tool_formats.schemas import (
     Schema,
     argument_json,
+    branches,
+    definitions_of,
     members_of,
     properties_of,
     text_expression,
-    text_or_json,
     types_of,
 )
 from potluck.text.tool_formats.stream import MAX_NAME_CHARACTERS, CallStream, Steps
-from potluck.text.tool_formats.syntax import SPACE, CallableTool, LarkSource, either, repeated
+from potluck.text.tool_formats.syntax import (
+    SPACE,
+    CallableTool,
+    LarkSource,
+    ToolSyntax,
+    either,
+    repeated,
+)
 from potluck.types.text import Tool
 
 _NAME = re.compile(r"[^\s<>]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedCalls:
+class TaggedCalls(ToolSyntax):
     """``call_opening``, the name and ``name_end``, then the arguments, then ``call_close``.
 
     An argument is ``parameter_opening``, the key, one of ``key_ends``, the value and
     ``parameter_close``, with optional ``value_space`` on either side of the value. With
     ``text_key_end`` and ``json_key_end``, the end of the key determines how the value is written;
-    otherwise the tool's schema does. Without ``name_end``, the name ends at white space or a tag. A
-    section is ``openings``, calls, and ``closes``; without ``closes``, each call is a section. The
-    grammar allows white space before parameters and the end of a call, and before calls and the end
-    of a section if they are ``is_spaced``.
+    otherwise the tool's schema does. Without ``name_end``, the name ends at white space or a tag.
+    The grammar allows white space before parameters and the end of a call, and before calls and the
+    end of a section if they are ``is_spaced``.
     """
 
-    name: str
-    openings: tuple[str, ...]
     call_opening: str
     name_end: str
     parameter_opening: str
     key_ends: tuple[str, ...]
     parameter_close: str
     call_close: str
-    closes: tuple[str, ...] = ()
     text_key_end: str = ""
     json_key_end: str = ""
     value_space: str = ""
     is_spaced: bool = True
-    is_section: bool = True
-    control_texts: tuple[str, ...] = ()
-    bare_openings: tuple[str, ...] = field(default=(), init=False)
-    writes_bare: bool = field(default=False, init=False)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether each of several calls is a section."""
-        return not self.is_section
 
     def read(self, stream: CallStream, opening: str, tools: Sequence[Tool]) -> Steps[bool]:
         """Read a section."""
@@ -88,8 +84,10 @@ class TaggedCalls:
         if name is None or tool is None:
             return False
         yield from stream.skip_space()
-        if not (yield from self._is_begun(stream)):
+        before = stream.position
+        if not (yield from stream.at_one_of((self.parameter_opening, self.call_close))):
             return False
+        stream.return_to(before)
         stream.begin_call(name)
         stream.argue("{")
         properties = properties_of(tool.parameters)
@@ -103,15 +101,6 @@ class TaggedCalls:
         stream.argue("}")
         stream.end_call()
         return True
-
-    def _is_begun(self, stream: CallStream) -> Steps[bool]:
-        """Return whether an argument or the end of the call follows; consume nothing."""
-        before = stream.position
-        for text in (self.parameter_opening, self.call_close):
-            if (yield from stream.at(text)):
-                stream.return_to(before)
-                return True
-        return False
 
     def _read_parameter(
         self, stream: CallStream, properties: dict[str, Schema], tool: Tool, *, is_first: bool
@@ -137,18 +126,15 @@ class TaggedCalls:
             text = yield from stream.until(self.parameter_close)
             if text is None:
                 return False
-            stream.argue(argument_json(self._without_space(text), types))
+            stream.argue(argument_json(text.removesuffix(self.value_space), types))
             return True
         closes = (self.value_space + self.parameter_close, self.parameter_close)
         return (yield from stream.text_as_string(DelimiterScanner(closes), stream.argue))
 
-    def _without_space(self, text: str) -> str:
-        return text.removesuffix(self.value_space) if self.value_space else text
-
     def section(self, lark: LarkSource, tools: Sequence[CallableTool], *, is_parallel: bool) -> str:
         """Return the expression of a section."""
         call = lark.rule(either(self._call(lark, tool) for tool in tools))
-        if self.is_section:
+        if not self.repeats:
             call = repeated(call, is_parallel=is_parallel)
         if not self.closes:
             return call
@@ -177,21 +163,21 @@ class TaggedCalls:
     def _parameter(
         self, lark: LarkSource, key: str, value: Schema, root: Schema, tool_name: str
     ) -> str:
-        where = f"{key} of {tool_name}"
+        """Return the expression of an argument: a string is plain text, other values are JSON."""
+        space = lark.text(self.value_space) if self.value_space else ""
         close = self.value_space + self.parameter_close
 
-        def opening(*, is_text: bool) -> str:
+        def opening(key_end: str) -> str:
             head = f"{SPACE} {lark.text(f'{self.parameter_opening}{key}')}"
-            own = self.text_key_end if is_text else self.json_key_end
-            ends = either(lark.text(each) for each in ((own,) if own else self.key_ends))
-            return f"{head} {ends} {lark.text(self.value_space) if self.value_space else ''}"
+            ends = either(lark.text(each) for each in ((key_end,) if key_end else self.key_ends))
+            return f"{head} {ends} {space}"
 
-        return text_or_json(
-            lark,
-            value,
-            root,
-            text=lambda schema: (
-                f"{opening(is_text=True)} {text_expression(lark, schema, close, where)}"
-            ),
-            value=lambda json: f"{opening(is_text=False)} {json} {lark.text(close)}",
-        )
+        texts, others = [], []
+        for branch in branches(value, root):
+            if branch.get("type") == "string" or not branch:
+                text = text_expression(lark, branch, close, f"{key} of {tool_name}")
+                texts.append(f"{opening(self.text_key_end)} {text}")
+            else:
+                json_value = lark.part(json_schema({**branch, **definitions_of(root)}))
+                others.append(f"{opening(self.json_key_end)} {json_value} {lark.text(close)}")
+        return either(dict.fromkeys((*texts, *others)))

@@ -9,7 +9,7 @@ import msgspec
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, UnitId
-from potluck.types.deployment import DeploymentState, Verification
+from potluck.types.deployment import DeploymentState, LoadingStage, Verification
 from potluck.types.deployment_spec import DeploymentSpec
 from potluck.types.document import (
     Amount,
@@ -135,23 +135,13 @@ class LinkDocument(Document, frozen=True, kw_only=True):
     """Time since the last measurement."""
 
 
-class LoadingDocument(Document, frozen=True, kw_only=True):
-    """The progress of a stage that is being loaded."""
-
-    doing: Literal["fetching", "loading", "warming up"]
-    done_bytes: Count
-    """Bytes fetched from the hub, or loaded."""
-    total_bytes: Count
-    """0 while unknown."""
-
-
 class StageDocument(PlacedStageDocument, frozen=True, kw_only=True):
     """A stage of the plan in force."""
 
     read_bytes: Count | None
     """Bytes read from the model's files; null until it is loaded."""
     load_seconds: Amount | None
-    progress: LoadingDocument | None
+    progress: LoadingStage | None
     """null before loading begins and once it is finished."""
     predicted: StagePredictionDocument | None
     """null without a prediction."""
@@ -241,31 +231,36 @@ class SlowStage(Document, frozen=True, kw_only=True):
     """Ratio of the times."""
 
 
-class StageTimesDocument(Document, frozen=True, kw_only=True):
+class StageTimes(Document, frozen=True, kw_only=True):
     """Medians of recent steps of a stage within its engine, in seconds; null if unknown."""
 
-    decode_seconds: Amount | None
+    decode_seconds: Amount | None = None
     """A step of one sequence."""
-    loaded_seconds: Amount | None
+    loaded_seconds: Amount | None = None
     """A step in which the plan's ``num_streams`` decode."""
-    prefill_seconds_per_token: Amount | None
+    prefill_seconds_per_token: Amount | None = None
     """A token of a prompt's longest chunks."""
 
 
 class MeasuredStage(StageDocument, frozen=True, kw_only=True):
     """A stage of the plan in force, with measurements."""
 
-    measured: StageTimesDocument
+    measured: StageTimes
 
 
-class SpeedDocument(Document, frozen=True, kw_only=True):
+class TokenSpeed(Document, frozen=True, kw_only=True):
     """Speeds of recent steps at the coordinator; null if unknown."""
 
-    tokens_per_second: Amount | None
+    tokens_per_second: Amount | None = None
     """While one stream decodes."""
-    total_tokens_per_second: Amount | None
+    total_tokens_per_second: Amount | None = None
     """Of ``num_streams`` streams together."""
-    num_streams: Annotated[int, msgspec.Meta(ge=2)] | None
+    num_streams: Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 2})] | None = None
+
+
+class SpeedDocument(TokenSpeed, frozen=True, kw_only=True):
+    """Speeds of recent steps at the coordinator; null if unknown."""
+
     first_token_seconds: Amount | None
     """Mean over ``num_first_tokens`` requests since the coordinator started, from the arrival of
     the request there. Prompts have any length, and time in the queue counts."""

@@ -26,14 +26,8 @@ from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.deployment import DeploymentRecord, DeploymentState, StageRecord
-from potluck.types.gateway import (
-    GenerationTotals,
-    ModelMetrics,
-    ModelState,
-    StageMetrics,
-    StageTimes,
-    TokenSpeed,
-)
+from potluck.types.documents.cluster import StageTimes, TokenSpeed
+from potluck.types.gateway import GenerationTotals, ModelMetrics, StageMetrics
 from potluck.types.held_stage import HeldStage
 from potluck.types.memory import MemoryPlan
 from potluck.types.node import NodeReport
@@ -367,22 +361,25 @@ def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves(
         agent = agent_with([record()])
         gateway = AgentGateway(agent)
 
-        def seen() -> list[tuple[ModelState, str]]:
+        def seen() -> list[tuple[DeploymentState, str]]:
             (status,) = gateway.models()
             (shown,) = gateway.cluster_state().deployments
-            return [(status.state, status.reason), (ModelState(shown.state.value), shown.reason)]
+            return [
+                (status.state, status.reason),
+                (shown.state, shown.reason),
+            ]
 
-        assert seen() == [(ModelState.READY, "")] * 2
+        assert seen() == [(DeploymentState.READY, "")] * 2
         agent.membership.nodes = lambda: frozenset({B})
         agent.node_id = B
         (state, reason), shown = seen()
         assert (state, reason) == shown
-        assert state is ModelState.DEGRADED
+        assert state is DeploymentState.DEGRADED
         assert f"node {A}, its coordinator, is lost" in reason
         agent.membership.nodes = lambda: frozenset({A})
         agent.coordination.is_draining = True
-        leaving = (ModelState.DEGRADED, "this node is leaving the cluster")
-        assert seen() == [leaving, (ModelState.READY, "")]
+        leaving = (DeploymentState.DEGRADED, "this node is leaving the cluster")
+        assert seen() == [leaving, (DeploymentState.READY, "")]
 
     run_in_virtual_time(main())
 

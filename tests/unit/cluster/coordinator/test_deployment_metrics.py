@@ -25,7 +25,8 @@ from potluck.cluster.wire.calls import StageStats, encode
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.scheduling.limits import Load
 from potluck.types.cluster import NodeId
-from potluck.types.gateway import GenerationTotals, ModelMetrics, StageTimes, TokenSpeed
+from potluck.types.documents.cluster import StageTimes, TokenSpeed
+from potluck.types.gateway import GenerationTotals, ModelMetrics
 from potluck.types.speed import StepTime
 from potluck.types.states import StateSlots
 

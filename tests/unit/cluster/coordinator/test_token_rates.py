@@ -9,7 +9,7 @@ import pytest
 from support.processes.proportion import least_busy_seconds
 
 from potluck.cluster.coordinator.token_rates import LEAST_ROUNDS, TokenRates
-from potluck.types.gateway import TokenSpeed
+from potluck.types.documents.cluster import TokenSpeed
 from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step, StepId
 
 

@@ -32,7 +32,8 @@ from potluck.api.errors import ApiError, invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
 from potluck.api.requests import CompletionRequest
 from potluck.api.service import ApiService, json_response
-from potluck.types.gateway import ModelState, ServedModel
+from potluck.types.deployment import DeploymentState
+from potluck.types.gateway import ServedModel
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API is implemented here; some clients reject older servers."""
@@ -101,7 +102,7 @@ class _Endpoints:
     async def running(self, request: Request) -> Response:
         """``GET /api/ps``: models that are ready."""
         models = self._service.gateway.models()
-        ready = [status for status in models if status.state is ModelState.READY]
+        ready = [status for status in models if status.state is DeploymentState.READY]
         return json_response({"models": [running_json(status) for status in ready]})
 
     async def version(self, request: Request) -> Response:
