@@ -12,7 +12,6 @@ from potluck.portability.linking.link import Link, MissingLibrary, MissingSymbol
 from potluck.portability.linking.opened_libraries import (
     kind_of,
     known_providers,
-    library_kinds,
     provider_of,
 )
 from potluck.portability.linking.promises import systems_with
@@ -79,12 +78,11 @@ def _library(missing: MissingLibrary, required: str, context: LinkContext) -> Fi
         severity = Severity.LIKELY
         message = f"it needs {library}, which {host.name} does not guarantee"
     else:
-        kind = library_kinds().get(kind_of(library))
         fix = f"install the package of {host.name} that provides {library}"
-        if providers := known_providers(library):
-            fix = f"install {' or '.join(providers)} from PyPI, which contains it"
-        if kind:
+        if kind := kind_of(library):
             fix = kind.fix_on(is_tegra=context.is_tegra)
+        elif providers := known_providers(library):
+            fix = f"install {' or '.join(providers)} from PyPI, which contains it"
     return Finding(
         code=code,
         severity=severity,

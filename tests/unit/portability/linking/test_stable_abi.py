@@ -7,6 +7,7 @@ from packaging.tags import Tag, parse_tag
 from support.portability.elf_bytes import Elf, Symbol
 
 from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import HostPython
@@ -21,7 +22,9 @@ from potluck.portability.linking.stable_abi import (
 def module(*names: str, weak: tuple[str, ...] = ()) -> ElfFile:
     symbols = [Symbol(name=name, is_called=True) for name in names]
     symbols += [Symbol(name=name, binding=2) for name in weak]
-    return read_elf(Elf(symbols=[*symbols, Symbol(name="PyInit_m", is_defined=True)]).build())
+    return read_elf(
+        open_image(Elf(symbols=[*symbols, Symbol(name="PyInit_m", is_defined=True)]).build())
+    )
 
 
 def tags(text: str) -> frozenset[Tag]:
