@@ -187,9 +187,7 @@ def cuda_findings(needs: CudaNeeds, host: Host, *, file: str) -> Iterator[Findin
     cuda = host_cuda(host)
     if is_tegra(host):
         yield from _jetson_findings(needs, host, file, cuda)
-        yield from _code_findings(needs, host, file, cuda)
-        return
-    if cuda is None and host.cuda_driver is None:
+    elif cuda is None and host.cuda_driver is None:
         yield Finding(
             code="no-cuda-driver",
             # If the host was not examined, nothing follows from what is not listed.
@@ -201,7 +199,8 @@ def cuda_findings(needs: CudaNeeds, host: Host, *, file: str) -> Iterator[Findin
             fix=_install_driver(needs),
         )
         return
-    yield from _driver_findings(needs, host, file, cuda)
+    else:
+        yield from _driver_findings(needs, host, file, cuda)
     yield from _code_findings(needs, host, file, cuda)
 
 

@@ -147,8 +147,9 @@ _OF_HOSTS = frozenset((*GLIBC_LIBRARIES, *OTHER_LIBRARIES))
 """Libraries that builds expect from the host."""
 
 
+@functools.lru_cache(maxsize=256)  # for the same wheel on many hosts
 def required_names(
-    requires: Iterable[str], machine: str, python: HostPython | None
+    requires: tuple[str, ...], machine: str, python: HostPython | None
 ) -> tuple[str, ...]:
     """Return the distributions in Requires-Dist lines that apply there, without extras, normalized.
     If the host's Python is unknown, the running one is assumed.
