@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from packaging.tags import parse_tag
-
 from potluck.portability.checks.needs import WheelNeeds
 from potluck.portability.features.findings import Build
 from potluck.portability.features.rules import rules_for
@@ -46,8 +44,7 @@ class PreparedWheel:
         self._requires = distribution.requires if distribution else ()
         self.minima = tuple(self._minima())
         self.promise = self._promise()
-        tags = distribution.tags if distribution else ()
-        self._tags = tuple(tag for each in tags for tag in parse_tag(each))
+        self._tags = distribution.tags if distribution else ()
         self._abi: dict[HostPython | None, Mapping[str, tuple[Finding, ...]]] = {}
 
     def abi_findings(self, python: HostPython | None) -> Mapping[str, tuple[Finding, ...]]:

@@ -45,7 +45,7 @@ def read_elf(image: ElfImage) -> ElfFile:
     """
     dynamic = read_dynamic(image)
     versions = read_versions(image, dynamic)
-    symbols = read_symbols(image, dynamic, versions)
+    undefined, defined = read_symbols(image, dynamic, versions)
     return ElfFile(
         machine=image.header.machine,
         soname=dynamic.text(DT_SONAME),
@@ -55,8 +55,8 @@ def read_elf(image: ElfImage) -> ElfFile:
         is_rpath=dynamic.is_rpath,
         version_needs=versions.needs,
         version_definitions=versions.definitions,
-        undefined=symbols.undefined,
-        defined=symbols.defined,
+        undefined=undefined,
+        defined=defined,
         max_page_bytes=_max_page_bytes(image),
         mappable_page_bytes=_mappable_page_bytes(image),
         needs_executable_stack=_needs_executable_stack(image),

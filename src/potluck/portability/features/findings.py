@@ -98,7 +98,7 @@ def _finding(rule: Rule, case: _Case) -> Finding:
     fix = (case.is_tegra and rule.jetson_fix) or rule.fix
     return Finding(
         code=f"feature-{rule.name}",
-        severity=rule.finding_severity,
+        severity=Severity(rule.severity),
         message=rule.message.format_map(values),
         feature=rule.feature,
         fix=fix.format_map(values),

@@ -24,7 +24,6 @@ from potluck.portability.planning.target import (
     Target,
     all_wants,
     parse_requirements,
-    target_of,
 )
 from potluck.portability.planning.wheel_reader import WheelReader
 
@@ -60,7 +59,7 @@ class Planner:
         needs_folder: Path | None = None,
         with_variants: bool = False,
     ) -> None:
-        targets = [target_of(host, default_python) for host in hosts]
+        targets = [Target(host, default_python) for host in hosts]
         names = [each.name for each in targets]
         if len(set(names)) < len(names):
             raise UsageError("two hosts have the same name", hint="give each host only once")

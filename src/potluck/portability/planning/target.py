@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
@@ -22,13 +22,14 @@ planned for.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """A target, created by ``target_of``. ``host`` has a Python."""
+    """A host with a Python: its own, or ``default_python`` if that is unknown."""
 
-    host: Host
-    python: HostPython
-    _ranks: Mapping[str, int] = field(repr=False)
+    def __init__(self, host: Host, default_python: HostPython) -> None:
+        self.python = host.python or default_python
+        self.host = replace(host, python=self.python)
+        named = platforms(host.machine, host.libc, host.libc_version)
+        self._ranks = tag_ranks(self.python, named)
 
     @property
     def name(self) -> str:
@@ -89,17 +90,6 @@ class Target:
                 "python_version": version,
                 "sys_platform": "linux",
             }
-
-
-def target_of(host: Host, default_python: HostPython) -> Target:
-    """Return the target for a host, with ``default_python`` if the host's is unknown."""
-    python = host.python or default_python
-    named = platforms(host.machine, host.libc, host.libc_version)
-    return Target(
-        host=host if host.python is not None else replace(host, python=python),
-        python=python,
-        _ranks=tag_ranks(python, named),
-    )
 
 
 def holding(targets: Iterable[Target], marker: Marker | None, extra: str = "") -> frozenset[str]:

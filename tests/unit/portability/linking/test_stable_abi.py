@@ -28,7 +28,7 @@ def module(*names: str, weak: tuple[str, ...] = ()) -> ElfFile:
 
 
 def tags(text: str) -> frozenset[Tag]:
-    return parse_tag(text)
+    return tuple(map(str, parse_tag(text)))
 
 
 def test_what_is_stable_since_when() -> None:
