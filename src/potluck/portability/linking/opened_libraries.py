@@ -16,8 +16,6 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from potluck.portability.elf.file import ElfFile
@@ -26,6 +24,7 @@ from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
 from potluck.portability.shipped_toml import read_rows
+from potluck.portability.wheels.requirements import applies, parsed_requirements
 
 _OPENERS = ("dlopen", "g_module_open", "SDL_LoadObject")
 """Parts of names: ``dlmopen`` aside, libuv's, libtool's and glibc's own contain ``dlopen``."""
@@ -170,7 +169,9 @@ def required_names(
         version = python.version_text
         environment |= {"python_version": version, "python_full_version": f"{version}.0"}
     return tuple(
-        canonicalize_name(each.name) for each in _parsed(requires) if _applies(each, environment)
+        canonicalize_name(each.name)
+        for each in parsed_requirements(requires)
+        if applies(each, environment)
     )
 
 
@@ -259,18 +260,3 @@ def _listed_providers() -> Mapping[str, frozenset[str]]:
         for library in row.libraries:
             found[library].update(row.distributions)
     return {library: frozenset(names) for library, names in found.items()}
-
-
-def _parsed(requires: Iterable[str]) -> Iterable[Requirement]:
-    for line in requires:
-        try:
-            yield Requirement(line)
-        except InvalidRequirement:
-            continue  # installers refuse or ignore it: it says nothing
-
-
-def _applies(requirement: Requirement, environment: dict[str, str]) -> bool:
-    try:
-        return requirement.marker is None or requirement.marker.evaluate(environment)
-    except (UndefinedComparison, UndefinedEnvironmentName):
-        return False

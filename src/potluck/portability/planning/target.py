@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from potluck.errors import UsageError
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.planning.index import IndexFile, ParsedName, parse_filename
+from potluck.portability.wheels.requirements import marker_environment
 from potluck.portability.wheels.tags import platforms, tag_ranks, tags_refusal
 
 _MICROS = (0, 99)
@@ -73,23 +74,9 @@ class Target:
         return marker is None or any(_holds(marker, each) for each in self._environments(extra))
 
     def _environments(self, extra: str) -> Iterator[dict[str, str]]:
-        version = self.python.version_text
-        is_cpython = self.python.implementation == "cpython"
         for micro in _MICROS:
-            yield {
-                "extra": extra,
-                "implementation_name": self.python.implementation,
-                "implementation_version": f"{version}.{micro}",
-                "os_name": "posix",
-                "platform_machine": self.host.machine,
-                "platform_python_implementation": "CPython" if is_cpython else "PyPy",
-                "platform_release": "",
-                "platform_system": "Linux",
-                "platform_version": "",
-                "python_full_version": f"{version}.{micro}",
-                "python_version": version,
-                "sys_platform": "linux",
-            }
+            environment = marker_environment(self.host.machine, self.python, micro=micro)
+            yield {**environment, "extra": extra, "platform_release": "", "platform_version": ""}
 
 
 def holding(targets: Iterable[Target], marker: Marker | None, extra: str = "") -> frozenset[str]:

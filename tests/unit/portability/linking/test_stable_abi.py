@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from packaging.tags import Tag, parse_tag
+from packaging.tags import parse_tag
 from support.portability.elf_bytes import Elf, Symbol
 
 from potluck.portability.elf.file import ElfFile
@@ -27,7 +27,7 @@ def module(*names: str, weak: tuple[str, ...] = ()) -> ElfFile:
     )
 
 
-def tags(text: str) -> frozenset[Tag]:
+def tags(text: str) -> tuple[str, ...]:
     return tuple(map(str, parse_tag(text)))
 
 
