@@ -21,16 +21,16 @@ from potluck.portability.instructions.cpu_needs import (
     code_findings,
     cpu_findings,
 )
-from potluck.portability.linking.file_findings import (
+from potluck.portability.linking.findings import (
     ALLOCATOR_PAGE_SIZE,
+    LinkContext,
     allocator_findings,
     broken_finding,
+    link_findings,
     mapping_findings,
-    needs_glibc,
     other_c_library_finding,
     other_machine_finding,
 )
-from potluck.portability.linking.findings import LinkContext, link_findings
 from potluck.portability.linking.link import Link, Linker
 from potluck.portability.linking.opened_libraries import opened_library_findings
 from potluck.portability.wheels.misnamed_files import misnamed_finding
@@ -243,7 +243,7 @@ class HostCheck:
             yield FileReport(path=finding.file, machine="", opens_alone=False, findings=(finding,))
 
     def _is_linkable(self, needs: ObjectNeeds) -> bool:
-        is_other_libc = self.host.libc == "musl" and needs_glibc(needs.elf)
+        is_other_libc = self.host.libc == "musl" and needs.elf.needs_glibc
         return needs.elf.machine == self.host.machine and not is_other_libc
 
     def _links(
