@@ -146,7 +146,7 @@ _OF_HOSTS = frozenset((*GLIBC_LIBRARIES, *OTHER_LIBRARIES))
 """Libraries that builds expect from the host."""
 
 
-@functools.lru_cache(maxsize=256)  # for the same wheel on many hosts
+@functools.lru_cache(maxsize=16)  # for one wheel on many hosts
 def required_names(
     requires: tuple[str, ...], machine: str, python: HostPython | None
 ) -> tuple[str, ...]:
