@@ -14,6 +14,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
+from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.elf.sections import section
 
@@ -55,7 +56,7 @@ def first_bytes(path: Path) -> bytes:
 @pytest.mark.parametrize("path", libraries(), ids=lambda path: path.name)
 def test_symbols_and_versions(path: Path) -> None:
     data = path.read_bytes()
-    elf = read_elf(data)
+    elf = read_elf(open_image(data))
     with path.open("rb") as file:
         oracle = Oracle(ELFFile(file))
         assert [
@@ -72,7 +73,7 @@ def test_symbols_and_versions(path: Path) -> None:
             f"DT_SONAME {name}" for name in (elf.soname,) if name
         ] == oracle.names("DT_NEEDED") + oracle.names("DT_SONAME")
         rodata = oracle.elf.get_section_by_name(".rodata")
-        found = section(data, ".rodata")
+        found = section(open_image(data), ".rodata")
         assert (None if found is None else bytes(found)) == (rodata and rodata.data())
 
 

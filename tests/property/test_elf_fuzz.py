@@ -93,14 +93,14 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 def look_at_everything(data: bytes) -> None:
     try:
-        elf = read_elf(data)
+        elf = read_elf(open_image(data))
         x86_level(open_image(data))
     except ElfError as error:
         require_a_line(error)
         return
-    cpu_needs(elf, data, path="a.so")
-    opened_libraries(elf, data)
-    section(data, ".nv_fatbin")
+    cpu_needs(elf, open_image(data), path="a.so")
+    opened_libraries(elf, open_image(data))
+    section(open_image(data), ".nv_fatbin")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,7 +137,7 @@ def test_mutated_files(data: bytes) -> None:
 def test_every_word_of_the_headers_and_tables(name: str) -> None:
     """Each aligned word in turn becomes numbers that are likely to do harm."""
     data = SEEDS[name]
-    read_elf(data)
+    read_elf(open_image(data))
     for place in range(16, len(data) - 4, 4):
         for value in (0, 2**31, 2**32 - 1):
             changed = bytearray(data)

@@ -21,9 +21,9 @@ from potluck.portability.planning.plan import (
     Reason,
 )
 from potluck.portability.planning.release_variants import UnusedVariant
-from potluck.portability.planning.target import target_of
+from potluck.portability.planning.target import Target
 
-TARGETS = [target_of(a_host(name), PYTHON) for name in ("a", "b")]
+TARGETS = [Target(a_host(name), PYTHON) for name in ("a", "b")]
 
 
 def wheel(version: str, *lost: LostFeature) -> PlannedWheel:

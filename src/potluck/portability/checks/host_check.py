@@ -21,16 +21,16 @@ from potluck.portability.instructions.cpu_needs import (
     code_findings,
     cpu_findings,
 )
-from potluck.portability.linking.file_findings import (
+from potluck.portability.linking.findings import (
     ALLOCATOR_PAGE_SIZE,
+    LinkContext,
     allocator_findings,
     broken_finding,
+    link_findings,
     mapping_findings,
-    needs_glibc,
     other_c_library_finding,
     other_machine_finding,
 )
-from potluck.portability.linking.findings import LinkContext, link_findings
 from potluck.portability.linking.link import Link, Linker
 from potluck.portability.linking.opened_libraries import opened_library_findings
 from potluck.portability.wheels.misnamed_files import misnamed_finding
@@ -180,21 +180,19 @@ class HostCheck:
         """Return the report for a wheel on this host."""
         files = weighed_by_imports(tuple(self._files(wheel)), wheel, self.host)
         found = [finding for each in files for finding in each.findings]
-        distribution = wheel.needs.distribution
         features: tuple[Finding, ...] = ()
         # Pure Python runs on every machine.
         is_meant = not wheel.machines or self.host.machine in wheel.machines
         if wheel.rules is not None and is_meant:
             features = feature_findings(wheel.rules, wheel.build, self.host, found)
         refusal = None
-        if distribution is not None:
+        if distribution := wheel.needs.distribution:
             refusal = install_finding(distribution, self.host)
-            variant = distribution.variant
-            of_variant = [*variant_findings(variant, self.host)] if variant else []
-            refusal = refusal or next(
-                (each for each in of_variant if each.severity is Severity.FATAL), None
-            )
-            features += tuple(each for each in of_variant if each.severity is not Severity.FATAL)
+            for each in variant_findings(distribution.variant, self.host):
+                if each.severity is not Severity.FATAL:
+                    features += (each,)
+                elif refusal is None:
+                    refusal = each
         return HostReport(
             host=self.host.name,
             origin=self.host.origin,
@@ -237,27 +235,15 @@ class HostCheck:
                     *self._later_findings(each, wheel),
                 ),
             )
-        for broken in wheel.needs.broken:
-            yield FileReport(
-                path=broken.path,
-                machine="",
-                opens_alone=False,
-                findings=(broken_finding(broken.path, broken.problem),),
-            )
-
-        for misnamed in wheel.needs.misnamed:
-            finding = misnamed_finding(misnamed, self.host, wheel.machines)
-            if finding is None:
-                continue
-            yield FileReport(
-                path=misnamed.path,
-                machine="",
-                opens_alone=False,
-                findings=(finding,),
-            )
+        unreadable = [
+            *(broken_finding(each.path, each.problem) for each in wheel.needs.broken),
+            *(misnamed_finding(each, self.host, wheel.machines) for each in wheel.needs.misnamed),
+        ]
+        for finding in filter(None, unreadable):
+            yield FileReport(path=finding.file, machine="", opens_alone=False, findings=(finding,))
 
     def _is_linkable(self, needs: ObjectNeeds) -> bool:
-        is_other_libc = self.host.libc == "musl" and needs_glibc(needs.elf)
+        is_other_libc = self.host.libc == "musl" and needs.elf.needs_glibc
         return needs.elf.machine == self.host.machine and not is_other_libc
 
     def _links(
@@ -283,16 +269,15 @@ class HostCheck:
             yield from code_findings(each.cpu, self.host, file=each.path)
 
     def _foreign_file(self, needs: ObjectNeeds, wheel: PreparedWheel) -> FileReport:
-        is_other_machine = needs.elf.machine != self.host.machine
-        finding = (
-            other_machine_finding(needs.path, needs.elf, self.host, wheel.machines)
-            if is_other_machine
-            else other_c_library_finding(needs.path, self.host)
-        )
+        opens_alone = None
+        finding = other_machine_finding(needs.path, needs.elf, self.host, wheel.machines)
+        if needs.elf.machine == self.host.machine:
+            opens_alone = False
+            finding = other_c_library_finding(needs.path, self.host)
         return FileReport(
             path=needs.path,
             machine=needs.elf.machine,
-            opens_alone=None if is_other_machine else False,
+            opens_alone=opens_alone,
             findings=(finding,),
         )
 

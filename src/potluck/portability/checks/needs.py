@@ -22,12 +22,13 @@ from potluck.host.cache_folder import cache_path
 from potluck.host.private_files import replace_file
 from potluck.portability.cuda.fat_binary import CudaNeeds, read_cuda_needs
 from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.features.findings import FileFacts, file_facts
 from potluck.portability.features.rules import FeatureRules, rules_for
 from potluck.portability.instructions.cpu_needs import CpuNeeds, cpu_needs
 from potluck.portability.instructions.jemalloc_pages import jemalloc_page_bytes
-from potluck.portability.linking.opened_libraries import OpenedLibrary, opened_libraries
+from potluck.portability.linking.opened_libraries import opened_libraries
 from potluck.portability.wheels.file import Distribution, Package, open_package
 from potluck.portability.wheels.misnamed_files import FileKind, MisnamedFile, is_library_name
 from potluck.version import __version__
@@ -35,15 +36,15 @@ from potluck.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectNeeds:
-    """One ELF file. ``facts`` are the inputs of feature rules; None if the distribution has no
-    rules. ``jemalloc_page_bytes`` is the largest page size that the jemalloc in it supports: 0 if
-    unknown, None without jemalloc.
+    """One ELF file. ``opened`` are the libraries that it opens by name. ``facts`` are the inputs of
+    feature rules; None if the distribution has no rules. ``jemalloc_page_bytes`` is the largest
+    page size that the jemalloc in it supports: 0 if unknown, None without jemalloc.
     """
 
     path: str
     elf: ElfFile
     cpu: CpuNeeds
-    opened: tuple[OpenedLibrary, ...]
+    opened: tuple[str, ...]
     cuda: CudaNeeds | None
     facts: FileFacts | None
     jemalloc_page_bytes: int | None = None
@@ -120,16 +121,17 @@ def package_needs(package: Package, file: str) -> WheelNeeds:
 
 
 def _read_object(name: str, data: bytes | mmap.mmap, rules: FeatureRules | None) -> ObjectNeeds:
-    elf = read_elf(data)
-    cuda = read_cuda_needs(elf, data)
+    image = open_image(data)
+    elf = read_elf(image)
+    cuda = read_cuda_needs(elf, image)
     return ObjectNeeds(
         path=name,
         elf=elf,
-        cpu=cpu_needs(elf, data, path=name),
-        opened=opened_libraries(elf, data),
+        cpu=cpu_needs(elf, image, path=name),
+        opened=opened_libraries(elf, image),
         cuda=cuda,
-        facts=file_facts(rules, elf, data, cuda) if rules else None,
-        jemalloc_page_bytes=jemalloc_page_bytes(data),
+        facts=file_facts(rules, elf, image, cuda) if rules else None,
+        jemalloc_page_bytes=jemalloc_page_bytes(image),
     )
 
 
@@ -143,7 +145,7 @@ def _refuse(path: Path, broken: Sequence[BrokenObject]) -> None:
     )
 
 
-_FORMAT = 12
+_FORMAT = 13
 """Incremented whenever what is read, or how it is read, changes."""
 
 _MAX_FILES = 256

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from packaging.tags import parse_tag
-
 from potluck.portability.checks.needs import WheelNeeds
 from potluck.portability.features.findings import Build
 from potluck.portability.features.rules import rules_for
@@ -43,11 +41,10 @@ class PreparedWheel:
             files={PurePosixPath(each.path): each.facts for each in needs.objects if each.facts},
         )
         self.links: Memory[Mapping[str, Link]] = Memory(_MAX_SYSTEMS)
+        self._requires = distribution.requires if distribution else ()
         self.minima = tuple(self._minima())
         self.promise = self._promise()
-        tags = distribution.tags if distribution else ()
-        self._tags = tuple(tag for each in tags for tag in parse_tag(each))
-        self._required: dict[tuple[str, HostPython | None], tuple[str, ...]] = {}
+        self._tags = distribution.tags if distribution else ()
         self._abi: dict[HostPython | None, Mapping[str, tuple[Finding, ...]]] = {}
 
     def abi_findings(self, python: HostPython | None) -> Mapping[str, tuple[Finding, ...]]:
@@ -61,18 +58,11 @@ class PreparedWheel:
 
     def required(self, host: Host) -> tuple[str, ...]:
         """Return the distributions that it requires on a host."""
-        distribution = self.needs.distribution
-        if distribution is None:
-            return ()
-        key = host.machine, host.python
-        if key not in self._required:
-            self._required[key] = required_names(distribution.requires, *key)
-        return self._required[key]
+        return required_names(self._requires, host.machine, host.python)
 
     def _minima(self) -> Iterator[Minimum]:
-        distribution = self.needs.distribution
         for machine in self.machines:
-            required = required_names(distribution.requires, machine, None) if distribution else ()
+            required = required_names(self._requires, machine, None)
             brought = {
                 name
                 for each in self.tree

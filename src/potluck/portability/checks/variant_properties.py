@@ -278,8 +278,12 @@ def missing_properties(variant: Variant, namespaces: Mapping[str, Namespace]) ->
     return _MissingProperties(absent=tuple(absent), unknown=tuple(unknown))
 
 
-def variant_findings(variant: Variant, host: Host) -> Iterator[Finding]:
-    """Yield why installers do not choose the variant on ``host``, or what cannot be judged."""
+def variant_findings(variant: Variant | None, host: Host) -> Iterator[Finding]:
+    """Yield why installers do not choose the variant on ``host``, or what cannot be judged. Nothing
+    for wheels that are not variants.
+    """
+    if variant is None:
+        return
     missing = missing_properties(variant, host_namespaces(host))
     for wanted in missing.absent:
         yield Finding(

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from potluck.errors import FatBinaryError
 from potluck.portability.cuda.table import Numbers, dotted, shipped_table
 from potluck.portability.elf.file import ElfFile
-from potluck.portability.elf.image import ElfData
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.sections import section
 
 MAGIC = 0xBA55ED50
@@ -81,14 +81,13 @@ class GpuModule:
     count: int
 
 
-def gpu_modules(data: ElfData) -> tuple[GpuModule, ...]:
+def gpu_modules(image: ElfImage) -> tuple[GpuModule, ...]:
     """Return the fat binaries of a library, the most frequent group first.
 
-    Raise ``FatBinaryError`` if they are malformed, and ``ElfError`` if the file is not an
-    executable or a shared object.
+    Raise ``FatBinaryError`` if they are malformed.
     """
     for name in (".nv_fatbin", "__nv_relfatbin"):
-        view = section(data, name)
+        view = section(image, name)
         if view is not None:
             with view:
                 return read_fat_binaries(view)
@@ -178,18 +177,19 @@ class CudaNeeds:
     problem: str = ""
 
 
-def read_cuda_needs(elf: ElfFile, data: ElfData) -> CudaNeeds | None:
-    """Return what ``data``, from which ``elf`` was read, needs of CUDA; None if it does not use
-    CUDA.
-
-    Raise ``ElfError`` as ``open_image`` does.
-    """
-    modules, problem = _modules(data)
+def read_cuda_needs(elf: ElfFile, image: ElfImage) -> CudaNeeds | None:
+    """Return what ``elf``, read from ``image``, needs of CUDA; None if it does not use CUDA."""
+    modules: tuple[GpuModule, ...] = ()
+    problem = ""
+    try:
+        modules = gpu_modules(image)
+    except FatBinaryError as error:
+        problem = error.message
     libraries = tuple(filter(_TOOLKIT_LIBRARY.fullmatch, elf.needed))
     uses_driver = bool(modules) or any(map(_DRIVER_USERS.fullmatch, elf.needed))
     if not uses_driver and not problem and not libraries:
         return None
-    traces = [_compiler(data), *_written(modules), *map(_linked, libraries)]
+    traces = [_compiler(image), *_written(modules), *map(_linked, libraries)]
     # The library that linked the others is at least as new as they are.
     toolkit, evidence = max(traces, key=lambda trace: trace[0])
     return CudaNeeds(
@@ -201,16 +201,9 @@ def read_cuda_needs(elf: ElfFile, data: ElfData) -> CudaNeeds | None:
     )
 
 
-def _modules(data: ElfData) -> tuple[tuple[GpuModule, ...], str]:
-    try:
-        return gpu_modules(data), ""
-    except FatBinaryError as error:
-        return (), error.message
-
-
-def _compiler(data: ElfData) -> tuple[Numbers, str]:
+def _compiler(image: ElfImage) -> tuple[Numbers, str]:
     """Return the version of the compiler that the library contains."""
-    view = section(data, ".rodata")
+    view = section(image, ".rodata")
     if view is None:
         return (), ""
     with view:

@@ -187,9 +187,7 @@ def cuda_findings(needs: CudaNeeds, host: Host, *, file: str) -> Iterator[Findin
     cuda = host_cuda(host)
     if is_tegra(host):
         yield from _jetson_findings(needs, host, file, cuda)
-        yield from _code_findings(needs, host, file, cuda)
-        return
-    if cuda is None and host.cuda_driver is None:
+    elif cuda is None and host.cuda_driver is None:
         yield Finding(
             code="no-cuda-driver",
             # If the host was not examined, nothing follows from what is not listed.
@@ -201,14 +199,15 @@ def cuda_findings(needs: CudaNeeds, host: Host, *, file: str) -> Iterator[Findin
             fix=_install_driver(needs),
         )
         return
-    yield from _driver_findings(needs, host, file, cuda)
+    else:
+        yield from _driver_findings(needs, host, file, cuda)
     yield from _code_findings(needs, host, file, cuda)
 
 
 def _description(needs: CudaNeeds, is_for_tegra: bool) -> str:
     parts = []
     if needs.toolkit:
-        driver = least_driver(needs.toolkit)
+        driver = shipped_table().least_driver(needs.toolkit)
         jetpack = shipped_table().jetpack_for(needs.toolkit)
         wants = f", which requires driver {driver} or newer" if driver else ""
         if is_for_tegra:
@@ -218,14 +217,6 @@ def _description(needs: CudaNeeds, is_for_tegra: bool) -> str:
     if needs.modules:
         parts.append(f"GPU code for {code_names(needs.modules)}")
     return "; ".join(parts)
-
-
-def least_driver(toolkit: Numbers) -> str:
-    """Return the Linux driver that programs built with a toolkit require; empty if it is not in the
-    table.
-    """
-    generation = shipped_table().generation_of(toolkit)
-    return generation.least_driver if generation else ""
 
 
 def host_cuda(host: Host) -> tuple[int, int] | None:
@@ -339,7 +330,7 @@ def _jetson_findings(
 
 
 def _install_driver(needs: CudaNeeds) -> str:
-    driver = least_driver(needs.toolkit) if needs.toolkit else ""
+    driver = shipped_table().least_driver(needs.toolkit)
     return f"install NVIDIA driver {driver} or newer" if driver else "install the NVIDIA driver"
 
 

@@ -116,9 +116,10 @@ class CudaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if not is_later or not numbers(older.cuda) < numbers(newer.cuda):
                 raise ValueError(f"JetPack {newer.version} is listed after {older.version}")
 
-    def generation_of(self, toolkit: Numbers) -> Generation | None:
-        """Return the row for the toolkit's major version."""
-        return next((row for row in self.generation if row.major == toolkit[0]), None)
+    def least_driver(self, toolkit: Numbers) -> str:
+        """Return the Linux driver that programs built with a toolkit require; empty if unknown."""
+        rows = (row for row in self.generation if row.major in toolkit[:1])
+        return next((row.least_driver for row in rows), "")
 
     def driver_of(self, toolkit: Numbers) -> str:
         """Return the driver that supports all features of a toolkit (major, minor); "" if

@@ -62,3 +62,13 @@ class ElfFile:
     mappable_page_bytes: int = 0
     needs_executable_stack: bool = False
     static_tls_bytes: int = 0
+
+    @property
+    def needs_glibc(self) -> bool:
+        """Whether it was linked with glibc. A libgcc_s for ARM has a version GLIBC_2.0 with any C
+        library.
+        """
+        return "libc.so.6" in self.needed or any(
+            each.version.startswith("GLIBC_") and not each.library.startswith("libgcc_s")
+            for each in self.version_needs
+        )

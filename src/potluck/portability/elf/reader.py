@@ -27,10 +27,8 @@ from potluck.portability.elf.image import (
     PT_LOAD,
     PT_TLS,
     SMALLEST_PAGE_BYTES,
-    ElfData,
     ElfImage,
     Segment,
-    open_image,
 )
 from potluck.portability.elf.machines import EM_386, EM_X86_64
 from potluck.portability.elf.symbols import read_symbols
@@ -39,17 +37,15 @@ _LARGEST_PAGE_BYTES = 2**16
 """The largest page of Linux kernels on the machines that wheels exist for."""
 
 
-def read_elf(data: ElfData) -> ElfFile:
-    """Read an executable or a shared object from the bytes of the whole file.
+def read_elf(image: ElfImage) -> ElfFile:
+    """Read an executable or a shared object. Raise ``ElfError`` if it is malformed.
 
-    Neither ``data`` nor a view of it is kept: a mapped file can be closed afterwards, even if this
-    raised. Raise ``ElfError`` if it is malformed or not an ELF file, and ``NotLoadableError`` for
-    object files and core dumps.
+    Neither the file's data nor a view of it is kept: a mapped file can be closed afterwards, even
+    if this raised.
     """
-    image = open_image(data)
     dynamic = read_dynamic(image)
     versions = read_versions(image, dynamic)
-    symbols = read_symbols(image, dynamic, versions)
+    undefined, defined = read_symbols(image, dynamic, versions)
     return ElfFile(
         machine=image.header.machine,
         soname=dynamic.text(DT_SONAME),
@@ -59,8 +55,8 @@ def read_elf(data: ElfData) -> ElfFile:
         is_rpath=dynamic.is_rpath,
         version_needs=versions.needs,
         version_definitions=versions.definitions,
-        undefined=symbols.undefined,
-        defined=symbols.defined,
+        undefined=undefined,
+        defined=defined,
         max_page_bytes=_max_page_bytes(image),
         mappable_page_bytes=_mappable_page_bytes(image),
         needs_executable_stack=_needs_executable_stack(image),

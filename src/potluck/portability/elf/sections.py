@@ -17,9 +17,7 @@ from potluck.portability.elf.image import (
     PF_W,
     PF_X,
     PT_LOAD,
-    ElfData,
     ElfImage,
-    open_image,
     release_pages,
 )
 from potluck.portability.elf.tables import read_table, record_type
@@ -63,15 +61,13 @@ class Section:
     is_code: bool
 
 
-def section(data: ElfData, name: str) -> memoryview | None:
-    """Return a view of the first section of this name; None without one.
-
-    Raise ``ElfError`` if the file is not an executable or a shared object. If ``data`` is a
-    mapping, the caller has to release the view before closing it.
+def section(image: ElfImage, name: str) -> memoryview | None:
+    """Return a view of the first section of this name; None without one. If the file is mapped, the
+    caller has to release the view before closing it.
     """
-    for each in read_sections(open_image(data)):
+    for each in read_sections(image):
         if each.name == name:
-            return memoryview(data)[each.offset : each.offset + each.num_bytes]
+            return memoryview(image.data)[each.offset : each.offset + each.num_bytes]
     return None
 
 
@@ -177,29 +173,26 @@ a file with more than this limit is probably hostile.
 """
 
 
-def library_names(data: ElfData) -> tuple[str, ...]:
-    """Return the names without duplicates, in the order of the file. Raise ``ElfError`` as
-    ``read_elf`` does.
+def library_names(image: ElfImage) -> tuple[str, ...]:
+    """Return the names without duplicates, in the order of the file.
 
     For names, a whole C string counts, after any directories: ``libcuda.so.1``,
     ``/usr/lib/libfoo.so``. A name within a sentence does not, nor a format string (``lib%s.so``),
     nor strings without a terminator, such as Rust's.
     """
-    ranges = _constants(open_image(data))
     names: dict[str, None] = {}
-    for text in _marked_strings(data, ranges):
+    for text in _marked_strings(image):
         match = _NAME.fullmatch(text)
         if match is not None:
             names[match[1].decode("ascii")] = None
     return tuple(names)
 
 
-def find_constant(data: ElfData, text: bytes) -> tuple[int, ...]:
-    """Return the file offsets of a text, at most 16 of them. Raise ``ElfError`` as ``read_elf``
-    does.
-    """
+def find_constant(image: ElfImage, text: bytes) -> tuple[int, ...]:
+    """Return the file offsets of a text, at most 16 of them."""
+    data = image.data
     offsets: list[int] = []
-    for start, end in _constants(open_image(data)):
+    for start, end in _constants(image):
         for position in range(start, min(end, len(data)), _WINDOW_BYTES):
             window = bytes(data[position : min(end, position + _WINDOW_BYTES + len(text) - 1)])
             found = window.find(text)
@@ -224,10 +217,11 @@ def _constants(image: ElfImage) -> tuple[tuple[int, int], ...]:
     return tuple(joined_ranges(ranges))
 
 
-def _marked_strings(data: ElfData, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+def _marked_strings(image: ElfImage) -> Iterator[bytes]:
     """Yield C strings that contain the mark, without their terminators."""
+    data = image.data
     num_marks = 0
-    for start, end in ranges:
+    for start, end in _constants(image):
         for position in range(start, min(end, len(data)), _WINDOW_BYTES):
             # A string at a boundary is complete in one of the two windows.
             window_start = max(start, position - _MAX_STRING_BYTES)

@@ -11,7 +11,6 @@ After glibc 2.41, ``elf/dl-lookup.c`` (``do_lookup_x``, ``check_match``) and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -79,25 +78,21 @@ _RELOCATIONS_AT_ONCE = 2**17
 """Symbols per batch: a copy of the millions in a large library would take 24 bytes each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Symbols:
-    """The symbols of a file. ``undefined`` is in the order of the symbol table, and ``defined`` in
-    that of the string table, so that few of its pages are in memory at a time.
+def read_symbols(
+    image: ElfImage, dynamic: Dynamic, versions: Versions
+) -> tuple[tuple[UndefinedSymbol, ...], DefinedSymbols]:
+    """Return the undefined symbols in the order of the symbol table, and the defined ones in that
+    of the string table, so that few of its pages are in memory at a time.
+
+    Raise ``ElfError`` if a table is malformed.
     """
-
-    undefined: tuple[UndefinedSymbol, ...]
-    defined: DefinedSymbols
-
-
-def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbols:
-    """Return the symbols of both kinds. Raise ``ElfError`` if a table is malformed."""
     first_found, end_found = read_hashed(image, dynamic)
     if end_found > MAX_SYMBOLS:
         raise ElfError(f"it claims to have {end_found} dynamic symbols")
     is_referenced = _find_references(image, dynamic, end_found)
     count = max(end_found, len(is_referenced))
     if not count:
-        return Symbols(undefined=(), defined=DefinedSymbols())
+        return (), DefinedSymbols()
     table = _table(image, dynamic, count)
     indexes = _version_indexes(image, dynamic, count)
     rows = np.flatnonzero(_undefined_rows(table, is_referenced))
@@ -126,7 +121,7 @@ def read_symbols(image: ElfImage, dynamic: Dynamic, versions: Versions) -> Symbo
         DefinedSymbol(name=name, version=version, is_default=is_default)
         for name, (version, _), is_default in columns
     )
-    return Symbols(undefined=undefined, defined=defined)
+    return undefined, defined
 
 
 def _table(image: ElfImage, dynamic: Dynamic, count: int) -> Table:

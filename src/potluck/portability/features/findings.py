@@ -17,7 +17,7 @@ from potluck.portability.cuda.fat_binary import CudaNeeds
 from potluck.portability.cuda.findings import host_cuda, is_tegra
 from potluck.portability.cuda.table import dotted
 from potluck.portability.elf.file import ElfFile
-from potluck.portability.elf.image import ElfData
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.features.rules import Conditions, FeatureRules, Rule
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host
@@ -40,12 +40,12 @@ class FileFacts:
 
 
 def file_facts(
-    rules: FeatureRules, elf: ElfFile, data: ElfData, cuda: CudaNeeds | None
+    rules: FeatureRules, elf: ElfFile, image: ElfImage, cuda: CudaNeeds | None
 ) -> FileFacts:
-    """Return the facts about ``data``, from which ``elf`` and ``cuda`` were read."""
+    """Return the facts about ``image``, from which ``elf`` and ``cuda`` were read."""
     functions = frozenset((*rules.functions, *rules.toolkit_functions))
     exports = frozenset(symbol.name for symbol in elf.defined.named(functions))
-    results = constant_results(data, sorted(exports))
+    results = constant_results(image, sorted(exports))
     versions = [results[name] for name in rules.toolkit_functions if results.get(name, 0) > 0]
     return FileFacts(
         machine=elf.machine,
@@ -98,7 +98,7 @@ def _finding(rule: Rule, case: _Case) -> Finding:
     fix = (case.is_tegra and rule.jetson_fix) or rule.fix
     return Finding(
         code=f"feature-{rule.name}",
-        severity=rule.finding_severity,
+        severity=Severity(rule.severity),
         message=rule.message.format_map(values),
         feature=rule.feature,
         fix=fix.format_map(values),

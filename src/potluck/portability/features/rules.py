@@ -53,7 +53,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from potluck.portability.cuda.table import Document
-from potluck.portability.finding import Severity
 from potluck.portability.shipped_toml import read_toml
 
 PLACEHOLDERS = frozenset({"version", "toolkit", "driver", "cuda", "gpus", "missing"})
@@ -118,11 +117,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(f"{self.name} has no {', '.join(sorted(unknown))} to fill in")
         if self.severity == "limit" and not self.feature:
             raise ValueError(f"{self.name} limits no feature")
-
-    @property
-    def finding_severity(self) -> Severity:
-        """The severity as findings have it."""
-        return Severity(self.severity)
 
 
 class FeatureRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 
 from potluck.errors import ElfError
-from potluck.portability.elf.image import ElfData, ElfHeader, ElfImage, open_image
+from potluck.portability.elf.image import ElfHeader, ElfImage
 from potluck.portability.elf.machines import EM_AARCH64, EM_X86_64
 from potluck.portability.elf.sections import read_sections
 from potluck.portability.elf.symbols import SYMBOL_FIELDS
@@ -51,13 +51,11 @@ _AARCH64_MOVZ_W0 = 0x52800000
 _AARCH64_MOVK_W0 = 0x72800000
 
 
-def constant_results(data: ElfData, names: Iterable[str]) -> dict[str, int]:
+def constant_results(image: ElfImage, names: Iterable[str]) -> dict[str, int]:
     """Return the numbers (as C's ``int``) of those exported functions that only return one.
 
-    The result is empty for files without a section table. Raise ``ElfError`` if the file is not an
-    executable or a shared object.
+    The result is empty for files without a section table.
     """
-    image = open_image(data)
     tables = _SymbolTables.read(image)
     results: dict[str, int] = {}
     for name in names:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from potluck.portability.elf.file import ElfFile
-from potluck.portability.elf.image import ElfData, ElfImage, open_image
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.machines import EM_AARCH64, EM_ARM
 from potluck.portability.elf.notes import (
     ADVANCED_SIMD_ARCH,
@@ -120,12 +120,8 @@ class CpuNeeds:
     variant_flags: frozenset[str] = frozenset()
 
 
-def cpu_needs(elf: ElfFile, data: ElfData, *, path: str = "") -> CpuNeeds:
-    """Return what ``elf``, read from ``data``, needs of CPUs; ``path`` is its path in a wheel.
-
-    Raise ``ElfError`` as ``read_elf`` does.
-    """
-    image = open_image(data)
+def cpu_needs(elf: ElfFile, image: ElfImage, *, path: str = "") -> CpuNeeds:
+    """Return what ``elf``, read from ``image``, needs of CPUs; ``path`` is its path in a wheel."""
     named = variant_flags(elf.machine, path or elf.soname)
     machine = image.header.machine_number
     if machine == EM_AARCH64:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.portability.elf.image import ElfData, ElfImage, open_image
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.machines import EM_AARCH64
 from potluck.portability.elf.sections import code_ranges, find_constant
 from potluck.portability.elf.tables import read_table
@@ -44,16 +44,13 @@ _HIGHER, _LOWER_OR_SAME = 8, 9
 """Conditions of branches."""
 
 
-def jemalloc_page_bytes(data: ElfData) -> int | None:
+def jemalloc_page_bytes(image: ElfImage) -> int | None:
     """Return the largest page size that the jemalloc in a file supports; 0 if that cannot be
     determined, None if the file contains no jemalloc or is for another machine.
-
-    Raise ``ElfError`` as ``open_image`` does.
     """
-    image = open_image(data)
     if image.header.machine_number != EM_AARCH64:
         return None
-    offsets = find_constant(data, _MESSAGE)
+    offsets = find_constant(image, _MESSAGE)
     if not offsets:
         return None
     addresses = [each for offset in offsets if (each := _address(image, offset)) is not None]

@@ -12,7 +12,7 @@ libraries bind to each other, which is assumed to work.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from potluck.portability.elf.file import UndefinedSymbol, VersionNeed
@@ -109,11 +109,10 @@ class Linker:
         result depends on the host's ``system`` alone.
         """
         for root in roots:
-            before, prefixes = self._before, _PYTHON_PREFIXES
-            if root.is_executable:
-                before, prefixes = (), ()
-            opening = _Opening(self.libraries, tree, root, before)
+            is_program = root.is_executable
+            opening = _Opening(self.libraries, tree, root, () if is_program else self._before)
             opening.map_all()
+            prefixes = () if is_program else _PYTHON_PREFIXES
             missing_versions = tuple(opening.missing_versions())
             yield Link(
                 path=root.path,
@@ -141,13 +140,13 @@ class _Opening:
         host: HostLibraries,
         tree: ObjectTree,
         root: TreeObject,
-        before: Sequence[HostLibrary],
+        before: tuple[HostLibrary, ...],
     ) -> None:
         self.objects = [root]
         self.presumed: set[str] = set()
         self.missing_libraries: list[MissingLibrary] = []
         self._root = root
-        self._before = tuple(before)
+        self._before = before
         self._libraries: list[HostLibrary] = []
         self._absent: set[str] = set()
         self._host = host

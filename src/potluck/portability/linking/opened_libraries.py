@@ -12,21 +12,19 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from potluck.portability.elf.file import ElfFile
-from potluck.portability.elf.image import ElfData
+from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
 from potluck.portability.shipped_toml import read_rows
+from potluck.portability.wheels.requirements import applies, parsed_requirements
 
 _OPENERS = ("dlopen", "g_module_open", "SDL_LoadObject")
 """Parts of names: ``dlmopen`` aside, libuv's, libtool's and glibc's own contain ``dlopen``."""
@@ -51,39 +49,17 @@ class LibraryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.jetson_fix if is_tegra and self.jetson_fix else self.fix
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedLibrary:
-    """A library by the name under which it is opened. ``kind`` is that of a row of the table
-    (``cuda-driver``), or ``other``.
-    """
-
-    soname: str
-    kind: str
-
-    @property
-    def stem(self) -> str:
-        """The name without its version: ``libcuda`` for ``libcuda.so.1``."""
-        return _stem(self.soname)
-
-
-def opened_libraries(elf: ElfFile, data: ElfData) -> tuple[OpenedLibrary, ...]:
-    """Return what ``elf``, read from ``data``, opens by name, without what it needs anyway.
-
-    Raise ``ElfError`` as ``read_elf`` does.
-    """
+def opened_libraries(elf: ElfFile, image: ElfImage) -> tuple[str, ...]:
+    """Return the names that ``elf``, read from ``image``, opens, without what it needs anyway."""
     names = [symbol.name for symbol in elf.undefined]
     if not any(name == "dlmopen" or any(part in name for part in _OPENERS) for name in names):
         return ()
     known = {elf.soname, *elf.needed}
-    return tuple(
-        OpenedLibrary(soname=name, kind=kind_of(name))
-        for name in library_names(data)
-        if name not in known
-    )
+    return tuple(name for name in library_names(image) if name not in known)
 
 
 def opened_library_findings(
-    opened: Iterable[OpenedLibrary],
+    opened: Iterable[str],
     is_found: Callable[[str], bool],
     *,
     file: str,
@@ -94,58 +70,51 @@ def opened_library_findings(
     Programs try a library under several names (``libcuda.so.1``, ``libcuda.so``): it is missing if
     none of those with the same stem is found.
     """
-    by_stem: dict[str, list[OpenedLibrary]] = {}
+    by_stem: dict[str, list[str]] = {}
     for each in opened:
-        by_stem.setdefault(each.stem, []).append(each)
+        by_stem.setdefault(_stem(each), []).append(each)
     return tuple(
-        _finding(same, file, is_tegra)
-        for same in by_stem.values()
-        if not any(is_found(each.soname) for each in same)
+        _finding(same, file, is_tegra) for same in by_stem.values() if not any(map(is_found, same))
     )
 
 
-def kind_of(soname: str) -> str:
-    """Return the kind of a library by its name: the row of the table that has its stem, or
-    ``other``.
-    """
+@functools.lru_cache(maxsize=1024)  # many hosts lack the same libraries
+def kind_of(soname: str) -> LibraryKind | None:
+    """Return the row of the table that has the stem of a library's name; None if there is none."""
     stem = _stem(soname)
-    if exact := _kinds_by_stem().get(stem):
-        return exact
-    for kind in library_kinds().values():
-        if any(fnmatchcase(stem, pattern) for pattern in kind.stems if pattern.endswith("*")):
-            return kind.name
-    return "other"
+    kinds = library_kinds()
+    exact = (kind for kind in kinds if stem in kind.stems)
+    alike = (
+        kind
+        for kind in kinds
+        if any(fnmatchcase(stem, pattern) for pattern in kind.stems if pattern.endswith("*"))
+    )
+    return next(exact, None) or next(alike, None)
 
 
 @functools.cache
-def library_kinds() -> dict[str, LibraryKind]:
-    """Return the table in this package by the names of its rows; it is read at the first use."""
-    kinds = read_rows(__package__, "opened_libraries.toml", "kind", tuple[LibraryKind, ...])
-    return {kind.name: kind for kind in kinds}
+def library_kinds() -> tuple[LibraryKind, ...]:
+    """Return the table in this package; it is read at the first use."""
+    return read_rows(__package__, "opened_libraries.toml", "kind", tuple[LibraryKind, ...])
 
 
-@functools.cache
-def _kinds_by_stem() -> dict[str, str]:
-    return {stem: kind.name for kind in library_kinds().values() for stem in kind.stems}
-
-
-def _finding(same: list[OpenedLibrary], file: str, is_tegra: bool) -> Finding:
-    names = " or ".join(each.soname for each in same)
-    kind = library_kinds().get(same[0].kind)
+def _finding(same: list[str], file: str, is_tegra: bool) -> Finding:
+    names = " or ".join(same)
+    kind = kind_of(same[0])
     if kind is None:
         return Finding(
             code="opened-library",
             severity=Severity.NOTE,
             message=f"it may open {names} at run time, which is missing",
             file=file,
-            library=same[0].soname,
+            library=same[0],
         )
     return Finding(
         code="opened-library",
         severity=Severity.LIKELY,
         message=f"it opens {names} ({kind.what}) at run time, which is missing: {kind.without}",
         file=file,
-        library=same[0].soname,
+        library=same[0],
         fix=kind.fix_on(is_tegra=is_tegra),
     )
 
@@ -177,8 +146,9 @@ _OF_HOSTS = frozenset((*GLIBC_LIBRARIES, *OTHER_LIBRARIES))
 """Libraries that builds expect from the host."""
 
 
+@functools.lru_cache(maxsize=16)  # for one wheel on many hosts
 def required_names(
-    requires: Iterable[str], machine: str, python: HostPython | None
+    requires: tuple[str, ...], machine: str, python: HostPython | None
 ) -> tuple[str, ...]:
     """Return the distributions in Requires-Dist lines that apply there, without extras, normalized.
     If the host's Python is unknown, the running one is assumed.
@@ -199,7 +169,9 @@ def required_names(
         version = python.version_text
         environment |= {"python_version": version, "python_full_version": f"{version}.0"}
     return tuple(
-        canonicalize_name(each.name) for each in _parsed(requires) if _applies(each, environment)
+        canonicalize_name(each.name)
+        for each in parsed_requirements(requires)
+        if applies(each, environment)
     )
 
 
@@ -210,7 +182,7 @@ def provider_of(library: str, sought: Sequence[str], required: Iterable[str]) ->
     exactly one of them, unless the library belongs to the system. Drivers' libraries come with no
     wheel. ``sought`` are the directories that the linker searches, relative to ``site-packages``.
     """
-    kind = library_kinds().get(kind_of(library))
+    kind = kind_of(library)
     if kind is not None and kind.belongs_to == "driver":
         return ""
     names = list(required)
@@ -288,18 +260,3 @@ def _listed_providers() -> Mapping[str, frozenset[str]]:
         for library in row.libraries:
             found[library].update(row.distributions)
     return {library: frozenset(names) for library, names in found.items()}
-
-
-def _parsed(requires: Iterable[str]) -> Iterable[Requirement]:
-    for line in requires:
-        try:
-            yield Requirement(line)
-        except InvalidRequirement:
-            continue  # installers refuse or ignore it: it says nothing
-
-
-def _applies(requirement: Requirement, environment: dict[str, str]) -> bool:
-    try:
-        return requirement.marker is None or requirement.marker.evaluate(environment)
-    except (UndefinedComparison, UndefinedEnvironmentName):
-        return False

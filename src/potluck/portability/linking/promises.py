@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from potluck.portability.linking.file_findings import needs_glibc
 from potluck.portability.linking.object_tree import ObjectTree, TreeObject, is_glibc_loader
 from potluck.portability.shipped_toml import read_toml
 
@@ -130,7 +129,7 @@ def minimum(tree: ObjectTree, machine: str, *, brought: Iterable[str] = ()) -> M
     """
     policies = policies_for(machine)
     objects = [each for each in tree if each.machine == machine]
-    if policies is None or not any(needs_glibc(each.elf) for each in objects):
+    if policies is None or not any(each.elf.needs_glibc for each in objects):
         return None
     within = set(brought) - set(policies.libraries)
     needed = set(_outer_libraries(tree, objects)) - within

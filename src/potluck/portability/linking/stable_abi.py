@@ -16,8 +16,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from packaging.tags import Tag
-
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import HostPython
@@ -28,6 +26,8 @@ PythonVersion = tuple[int, int]
 
 _NAME = re.compile(r"_?Py(?:_|(?!Array_)[A-Z])")
 """Prefixes of Python's API; those of NumPy's begin with ``PyArray_``."""
+
+_STABLE_TAG = re.compile(r"cp(\d)(\d*)-abi3-")
 
 _NOT_ON_LINUX = ("MS_WINDOWS", "USE_STACKCHECK", "Py_REF_DEBUG")
 """Conditions in the list that no ordinary Linux build meets."""
@@ -66,7 +66,7 @@ def stable_abi_use(elf: ElfFile) -> StableAbiUse:
 
 
 def stable_abi_findings(
-    elf: ElfFile, tags: Iterable[Tag], *, python: HostPython | None = None, file: str = ""
+    elf: ElfFile, tags: Iterable[str], *, python: HostPython | None = None, file: str = ""
 ) -> tuple[Finding, ...]:
     """Return how ``elf`` violates an ``abi3`` tag among the wheel's ``tags``; nothing without such
     a tag, or if it conforms.
@@ -108,7 +108,7 @@ def stable_abi_findings(
 
 
 def python_findings(
-    elf: ElfFile, tags: Iterable[Tag], *, python: HostPython | None, file: str
+    elf: ElfFile, tags: Iterable[str], *, python: HostPython | None, file: str
 ) -> tuple[Finding, ...]:
     """Return findings about the functions of Python that ``elf`` calls. What is certainly missing
     is not also reported as likely missing.
@@ -161,14 +161,10 @@ def new_python_symbols() -> Mapping[str, PythonVersion]:
     }
 
 
-def promised_python(tags: Iterable[Tag]) -> PythonVersion | None:
+def promised_python(tags: Iterable[str]) -> PythonVersion | None:
     """Return the oldest Python of the ``abi3`` tags (``cp38-abi3``: 3.8); None without one."""
-    versions = [
-        (int(tag.interpreter[2]), int(tag.interpreter[3:] or 0))
-        for tag in tags
-        if tag.abi == "abi3" and tag.interpreter[:2] == "cp" and tag.interpreter[2:].isdecimal()
-    ]
-    return min(versions, default=None)
+    matches = filter(None, map(_STABLE_TAG.match, tags))
+    return min(((int(each[1]), int(each[2] or 0)) for each in matches), default=None)
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
@@ -32,20 +31,15 @@ _MAX_METADATA_BYTES = 8 << 20
 
 
 class PipIndex:
-    """Not thread-safe. ``find_links`` are directories or pages with further wheels; ``is_offline``:
-    only these are used.
-    """
+    """Not thread-safe."""
 
-    def __init__(self, *, find_links: Sequence[str] = (), is_offline: bool = False) -> None:
-        options = [part for each in find_links for part in ("--find-links", each)]
-        if is_offline:
-            options.append("--no-index")
+    def __init__(self) -> None:
         self._files: dict[str, tuple[IndexFile, ...]] = {}
         self._metadata: dict[str, bytes | None] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="potluck-index-")
         self._log = tempfile.TemporaryFile(prefix="potluck-index-")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM, *options],
+            [sys.executable, "-P", "-m", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -57,12 +51,7 @@ class PipIndex:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

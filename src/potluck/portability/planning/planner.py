@@ -24,7 +24,6 @@ from potluck.portability.planning.target import (
     Target,
     all_wants,
     parse_requirements,
-    target_of,
 )
 from potluck.portability.planning.wheel_reader import WheelReader
 
@@ -60,7 +59,7 @@ class Planner:
         needs_folder: Path | None = None,
         with_variants: bool = False,
     ) -> None:
-        targets = [target_of(host, default_python) for host in hosts]
+        targets = [Target(host, default_python) for host in hosts]
         names = [each.name for each in targets]
         if len(set(names)) < len(names):
             raise UsageError("two hosts have the same name", hint="give each host only once")
@@ -69,6 +68,7 @@ class Planner:
         self.judge = Judge(self.reader, targets, with_variants=with_variants)
         self._releases = Releases(index)
         self._rejections = Rejections()
+        self._explainer = Explainer(self.judge, self._releases, self._rejections)
 
     def plan(self, texts: Sequence[str]) -> Plan:
         """Return both answers for requirements.
@@ -83,7 +83,7 @@ class Planner:
             try:
                 own.append(self._own(requirements, target))
             except UnresolvableError as error:
-                problems += self._explainer().problems(error, requirements, (target,))
+                problems += self._explainer.problems(error, requirements, (target,))
         shared: tuple[HostPlan, ...] | None = None
         conflicts: list[Problem] = []
         if len(self.targets) == 1:
@@ -92,7 +92,7 @@ class Planner:
             try:
                 shared = self._for(requirements, self.targets)
             except UnresolvableError as error:
-                conflicts += self._explainer().problems(error, requirements, self.targets)
+                conflicts += self._explainer.problems(error, requirements, self.targets)
         answers = (*own, *(shared or ()))
         self.reader.discard_others(wheel.file for each in answers for wheel in each.wheels)
         return Plan(
@@ -114,7 +114,7 @@ class Planner:
         try:
             return self._own(requirements, target)
         except UnresolvableError as error:
-            problems = self._explainer().problems(error, requirements, (target,))
+            problems = self._explainer.problems(error, requirements, (target,))
             raise UnplannableError(problems[0]) from None
 
     def fetch(self, wheel: PlannedWheel, folder: Path) -> Path:
@@ -156,9 +156,6 @@ class Planner:
                 unused = self.judge.variants(release, host).unused
                 chosen = choice.files[host].label
                 yield from (each for each in unused if not each.is_certain and each.label != chosen)
-
-    def _explainer(self) -> Explainer:
-        return Explainer(self.judge, self._releases, self._rejections)
 
 
 def _costs(shared: Iterable[HostPlan], own: Iterable[HostPlan]) -> Iterator[Cost]:

@@ -37,7 +37,7 @@ from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.plan import Nearest, Problem, Reason
 from potluck.portability.planning.provider import UNUSABLE, UnresolvableError, resolve
 from potluck.portability.planning.refusals import PYTHON_KINDS
-from potluck.portability.planning.target import Target, Want, all_wants, target_of
+from potluck.portability.planning.target import Target, Want, all_wants
 
 Item = TypeVar("Item")
 
@@ -297,7 +297,7 @@ class Explainer:
         """Return the next newer Python with which it works."""
         for minor in range(target.python.version[1] + 1, _NEWEST_MINOR + 1):
             python = HostPython(implementation="cpython", version=(3, minor))
-            other = target_of(replace(target.host, python=python), python)
+            other = Target(replace(target.host, python=python), python)
             version = self._version_on(other, requirements, package)
             if version:
                 yield Nearest(
@@ -317,7 +317,7 @@ class Explainer:
         """Return the same host with libraries of its distribution installed."""
         host = target.host
         more = replace(host, other_libraries=host.other_libraries | libraries)
-        other = target_of(more, target.python)
+        other = Target(more, target.python)
         version = self._version_on(other, requirements, package)
         if version:
             names = ", ".join(sorted(libraries))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from resolvelib import (
@@ -30,6 +30,7 @@ from potluck.portability.planning.judge import Judge
 from potluck.portability.planning.refusals import release_refusal
 from potluck.portability.planning.release_variants import VariantFacts, resolved_variant_markers
 from potluck.portability.planning.target import Want, wants_of
+from potluck.portability.wheels.requirements import parsed_requirements
 
 MAX_BISECTED = 6
 """Number of wheels that are read to find the newest that loads: bisection over 63 releases."""
@@ -244,13 +245,8 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
             lines = self._judge.reader.requires(file)
         except WheelFileError:
             return  # the check says the same
-        for line in lines:
-            try:
-                requirement = Requirement(resolved_variant_markers(line, facts))
-            except InvalidRequirement:
-                continue
-            if not requirement.url:
-                yield requirement
+        resolved = (resolved_variant_markers(line, facts) for line in lines)
+        yield from (each for each in parsed_requirements(resolved) if not each.url)
 
 
 def _merge(wants: dict[tuple[str, str, str], Want], want: Want) -> None:

@@ -61,14 +61,6 @@ class HostVariants:
     unused: tuple[UnusedVariant, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
-    """The variants of a release by label, or for a label the problem with its metadata."""
-
-    variants: Mapping[str, Variant]
-    problems: Mapping[str, str]
-
-
 class VariantReader:
     """Reads the properties of variants, each once. Not thread-safe."""
 
@@ -84,20 +76,25 @@ class VariantReader:
         """Return the variants of a release among ``wheels``, whose tags fit a host with these
         namespaces.
         """
-        described = self._described(release, wheels)
+        found = {
+            label: self._variant(release, label, wheel)
+            for label, wheel in _first_by_label(wheels).items()
+        }
+        for wheel in wheels:
+            if isinstance(variant := found[wheel.label], Variant):
+                self._described_wheels[wheel.url] = variant
+        order: tuple[str, ...] = ()
         try:
-            order = namespace_order(described.variants.values())
+            order = namespace_order(each for each in found.values() if isinstance(each, Variant))
         except ValueError as error:
-            labels = (*described.variants, *described.problems)
-            described = _Described(variants={}, problems=dict.fromkeys(labels, str(error)))
-            order = ()
+            found = dict.fromkeys(found, str(error))
         usable = []
         not_judged = []
-        unused = [
-            UnusedVariant(label=label, reason=problem, is_certain=False)
-            for label, problem in described.problems.items()
-        ]
-        for label, variant in described.variants.items():
+        unused = []
+        for label, variant in found.items():
+            if isinstance(variant, str):
+                unused.append(UnusedVariant(label=label, reason=variant, is_certain=False))
+                continue
             missing = missing_properties(variant, namespaces)
             if missing.absent:
                 reason = f"the host does not have {', '.join(missing.absent)}"
@@ -130,20 +127,6 @@ class VariantReader:
             if has_any(namespaces.get(name), feature, (value,))
         )
         return VariantFacts(label=variant.label, properties=properties)
-
-    def _described(self, release: Release, wheels: Sequence[IndexFile]) -> _Described:
-        variants: dict[str, Variant] = {}
-        problems: dict[str, str] = {}
-        for label, wheel in _first_by_label(wheels).items():
-            found = self._variant(release, label, wheel)
-            if isinstance(found, Variant):
-                variants[label] = found
-            else:
-                problems[label] = found
-        for wheel in wheels:
-            if variant := variants.get(wheel.label):
-                self._described_wheels[wheel.url] = variant
-        return _Described(variants=variants, problems=problems)
 
     def _variant(self, release: Release, label: str, wheel: IndexFile) -> Variant | str:
         """Return a variant, or why its properties are unknown."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from potluck.errors import UsageError
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.planning.index import IndexFile, ParsedName, parse_filename
+from potluck.portability.wheels.requirements import marker_environment
 from potluck.portability.wheels.tags import platforms, tag_ranks, tags_refusal
 
 _MICROS = (0, 99)
@@ -22,13 +23,14 @@ planned for.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
-    """A target, created by ``target_of``. ``host`` has a Python."""
+    """A host with a Python: its own, or ``default_python`` if that is unknown."""
 
-    host: Host
-    python: HostPython
-    _ranks: Mapping[str, int] = field(repr=False)
+    def __init__(self, host: Host, default_python: HostPython) -> None:
+        self.python = host.python or default_python
+        self.host = replace(host, python=self.python)
+        named = platforms(host.machine, host.libc, host.libc_version)
+        self._ranks = tag_ranks(self.python, named)
 
     @property
     def name(self) -> str:
@@ -72,34 +74,9 @@ class Target:
         return marker is None or any(_holds(marker, each) for each in self._environments(extra))
 
     def _environments(self, extra: str) -> Iterator[dict[str, str]]:
-        version = self.python.version_text
-        is_cpython = self.python.implementation == "cpython"
         for micro in _MICROS:
-            yield {
-                "extra": extra,
-                "implementation_name": self.python.implementation,
-                "implementation_version": f"{version}.{micro}",
-                "os_name": "posix",
-                "platform_machine": self.host.machine,
-                "platform_python_implementation": "CPython" if is_cpython else "PyPy",
-                "platform_release": "",
-                "platform_system": "Linux",
-                "platform_version": "",
-                "python_full_version": f"{version}.{micro}",
-                "python_version": version,
-                "sys_platform": "linux",
-            }
-
-
-def target_of(host: Host, default_python: HostPython) -> Target:
-    """Return the target for a host, with ``default_python`` if the host's is unknown."""
-    python = host.python or default_python
-    named = platforms(host.machine, host.libc, host.libc_version)
-    return Target(
-        host=host if host.python is not None else replace(host, python=python),
-        python=python,
-        _ranks=tag_ranks(python, named),
-    )
+            environment = marker_environment(self.host.machine, self.python, micro=micro)
+            yield {**environment, "extra": extra, "platform_release": "", "platform_version": ""}
 
 
 def holding(targets: Iterable[Target], marker: Marker | None, extra: str = "") -> frozenset[str]:

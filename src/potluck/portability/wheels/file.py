@@ -11,12 +11,13 @@ import contextlib
 import mmap
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import BytesParser
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
 
 from packaging.metadata import RawMetadata, parse_email
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -80,31 +81,31 @@ class Distribution:
     variant: Variant | None = None
 
 
-class Package(Protocol):
-    """Something that contains ELF files, open for reading."""
+class Package(ABC):
+    """Something that contains ELF files, open for reading. ``distribution`` is None if it is not a
+    wheel; ``links`` are paths that are symbolic links to other paths of the package.
+    """
 
-    @property
-    def distribution(self) -> Distribution | None:
-        """None if it is not a wheel."""
+    distribution: Distribution | None = None
+    links: Mapping[str, str] = MappingProxyType({})
 
-    @property
-    def links(self) -> Mapping[str, str]:
-        """Paths that are symbolic links to other paths of the package."""
-
+    @abstractmethod
     def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
         """Yield the path and contents of each. The contents must be released before the
         next one.
         """
 
+    @abstractmethod
     def misnamed_files(self) -> Iterator[MisnamedFile]:
         """Return the files that are named like shared libraries but are not ELF files."""
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
     ) -> ImportedFiles:
-        """Return the native files that importing it loads. Those that it attempts to load are
-        returned only ``with_attempts``.
+        """Return the native files that importing it loads: unknown if it is not a wheel. Those that
+        it attempts to load are returned only ``with_attempts``.
         """
+        return ImportedFiles()
 
 
 @contextmanager
@@ -131,37 +132,33 @@ def open_package(path: Path) -> Iterator[Package]:
     yield InstalledFiles({path.name: path})
 
 
-class _Wheel:
+class _Wheel(Package):
     def __init__(self, path: Path, archive: BoundedZip) -> None:
         self._path = path
         self._archive = archive
         self._names = frozenset(archive.names)
-        self.distribution: Distribution | None = self._read_distribution()
-        self.links: Mapping[str, str] = {}
+        self._installed = [
+            (installed, name)
+            for name in archive.names
+            if (installed := _installed_path(name)) is not None
+        ]
+        self.distribution = self._read_distribution()
 
     def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
-        for name in self._archive.names:
-            installed = _installed_path(name)
-            if installed is None or not may_be_elf(name):
-                continue
-            if self._archive.starts_with(name, ELF_MAGIC):
+        for installed, name in self._installed:
+            if not _cannot_be_elf(name) and self._archive.starts_with(name, ELF_MAGIC):
                 with self._archive.data(name) as data:
                     yield installed, data
 
     def misnamed_files(self) -> Iterator[MisnamedFile]:
-        for name in self._archive.names:
-            installed = _installed_path(name)
-            if installed is not None and _may_be_misnamed(name):
+        for installed, name in self._installed:
+            if _may_be_misnamed(name):
                 yield from _misnamed(installed, self._archive.head(name, HEAD_BYTES))
 
     def imported_files(
         self, natives: Collection[str], *, with_attempts: bool = False
     ) -> ImportedFiles:
-        members = {
-            installed: name
-            for name in self._archive.names
-            if (installed := _installed_path(name)) is not None
-        }
+        members = dict(self._installed)
 
         def read(installed: str) -> bytes:
             try:
@@ -250,14 +247,11 @@ class _Wheel:
         return folder
 
 
-class InstalledFiles:
+class InstalledFiles(Package):
     """Files by the paths where they were installed. Unreadable files are skipped."""
-
-    distribution: Distribution | None = None
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files
-        self.links: Mapping[str, str] = {}
 
     def elf_files(self) -> Iterator[tuple[str, bytes | mmap.mmap]]:
         """See ``Package``."""
@@ -271,12 +265,6 @@ class InstalledFiles:
             if _may_be_misnamed(name):
                 with contextlib.suppress(OSError), path.open("rb") as file:
                     yield from _misnamed(name, file.read(HEAD_BYTES))
-
-    def imported_files(
-        self, natives: Collection[str], *, with_attempts: bool = False
-    ) -> ImportedFiles:
-        """See ``Package``."""
-        return ImportedFiles()
 
 
 class _Folder(InstalledFiles):

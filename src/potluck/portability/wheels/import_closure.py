@@ -15,7 +15,7 @@ import functools
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from potluck.portability.wheels.tolerated_imports import is_attempt, is_suppression
@@ -68,11 +68,14 @@ def imported_files(
     modules = _modules(sources)
     extensions = _extensions(natives)
     top_level = [name for name in (*modules, *extensions) if "." not in name]
-    imports = _Imports(modules, read)
+
+    @functools.cache
+    def module(name: str) -> _Module | None:
+        return _read_module(name, modules[name], read) if name in modules else None
 
     @functools.cache
     def loaded(*, of_all: bool, attempts: bool) -> tuple[tuple[str, ...], ...]:
-        closure = _Closure(imports, extensions, find, attempts)
+        closure = _Closure(module, extensions, find, attempts)
         roots = modules if of_all else top_level
         closure.follow(name for name in roots if not _is_for_tests(name))
         found = {extensions[name] for name in closure.seen if name in extensions}
@@ -162,34 +165,16 @@ class _Module:
     attempted: _Execution = _Execution()
 
 
-class _Imports:
-    """Reads the modules whose paths are given, each once."""
-
-    def __init__(self, paths: Mapping[str, str], read: ReadSource) -> None:
-        self.paths = paths
-        self._read = read
-        self._modules: dict[str, _Module] = {}
-
-    def of(self, name: str) -> _Module:
-        """Return a module; one that cannot be read imports nothing."""
-        if name not in self._modules:
-            path = self.paths[name]
-            package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
-            tree = self._parsed(path)
-            self._modules[name] = _Module() if tree is None else _module(tree, package)
-        return self._modules[name]
-
-    def _parsed(self, path: str) -> ast.Module | None:
-        try:
-            source = self._read(path)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about escapes in third-party strings
-                return ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-
-
-def _module(tree: ast.Module, package: str) -> _Module:
+def _read_module(name: str, path: str, read: ReadSource) -> _Module:
+    """Return a module; one that cannot be read imports nothing."""
+    try:
+        source = read(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in third-party strings
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _Module()
+    package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
     required = list(_executed(tree.body, _MAX_NESTING, with_attempts=False))
     attempted = list(_executed(tree.body, _MAX_NESTING, with_attempts=True))
     tolerated = set(_tolerated(tree, required, attempted))
@@ -220,7 +205,7 @@ class _Closure:
     that may fail to import without an error.
     """
 
-    imports: _Imports
+    module: Callable[[str], _Module | None]
     extensions: dict[str, tuple[str, ...]]
     find: FindNames
     with_attempts: bool
@@ -232,19 +217,14 @@ class _Closure:
         waiting = list(roots)
         while waiting and len(self.seen) < _MAX_MODULES:
             name = waiting.pop()
-            if name in self.seen or not self._is_known(name):
+            module = None if name in self.seen else self.module(name)
+            if name in self.seen or (module is None and name not in self.extensions):
                 continue
             self.seen.add(name)
             parent = name.rpartition(".")[0]
             if parent:
                 waiting.append(parent)
-            if name in self.imports.paths:
-                waiting.extend(self._imports_of(self.imports.of(name)))
-            else:
-                waiting.extend(self._named_in(name))
-
-    def _is_known(self, name: str) -> bool:
-        return name in self.imports.paths or name in self.extensions
+            waiting.extend(self._imports_of(module) if module else self._named_in(name))
 
     def _imports_of(self, module: _Module) -> tuple[str, ...]:
         execution = module.attempted if self.with_attempts else module.required

@@ -16,7 +16,6 @@ from potluck.portability.elf.file import ElfFile
 from potluck.portability.finding import Finding, Severity, Verdict
 from potluck.portability.hosts.host import Host
 from potluck.portability.instructions.cpu_needs import CpuNeeds
-from potluck.portability.linking.opened_libraries import OpenedLibrary
 from potluck.portability.linking.promises import Promise
 from potluck.portability.wheels.file import Distribution
 
@@ -295,10 +294,7 @@ def test_code_for_newer_cpus_in_a_file_and_in_its_libraries() -> None:
 
 def test_libraries_that_are_opened_later() -> None:
     needs = needs_of({"p/a.so": an_elf(), "p/libown.so": an_elf()})
-    opened = (
-        OpenedLibrary(soname="libOpenCL.so.1", kind="opencl"),
-        OpenedLibrary(soname="libown.so", kind="other"),
-    )
+    opened = ("libOpenCL.so.1", "libown.so")
     needs = replace(needs, objects=(replace(needs.objects[0], opened=opened), needs.objects[1]))
     finding = only(report(needs))
     assert (finding.severity, finding.library) == (Severity.LIKELY, "libOpenCL.so.1")
@@ -310,8 +306,8 @@ def test_libraries_that_are_opened_later() -> None:
 def test_a_jetsons_driver_comes_with_jetpack() -> None:
     """Whether a file needs its library or opens it later."""
     needs = needs_of({"a.so": an_elf(needed=["libcuda.so.1"]), "b.so": an_elf()})
-    opened = OpenedLibrary(soname="libnvidia-ml.so.1", kind="nvml")
-    needs = replace(needs, objects=(needs.objects[0], replace(needs.objects[1], opened=(opened,))))
+    opening = replace(needs.objects[1], opened=("libnvidia-ml.so.1",))
+    needs = replace(needs, objects=(needs.objects[0], opening))
     jetson = replace(a_host(), tegra_release=(36, 4, 0))
     found = {each.library: each for each in report(needs, jetson).findings}
     assert set(found) == {"libcuda.so.1", "libnvidia-ml.so.1"}

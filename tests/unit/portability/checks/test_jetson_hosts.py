@@ -18,7 +18,7 @@ from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import Host, HostGpu
 from potluck.portability.hosts.shipped import load_shipped_host, shipped_hosts
 from potluck.portability.instructions.cpu_needs import CpuNeeds
-from potluck.portability.linking.opened_libraries import OpenedLibrary, library_kinds
+from potluck.portability.linking.opened_libraries import library_kinds
 
 JETSONS = [name for name in shipped_hosts() if name.startswith("jetpack-")]
 INSTALL_DRIVER = re.compile(r"NVIDIA driver|NVIDIA's (whole )?driver")
@@ -32,10 +32,10 @@ GPUS = {
 TOOLKITS = ((10, 2), (11, 4), (12, 6), (13, 0), (13,), ())
 
 
-def every_library() -> Iterator[OpenedLibrary]:
-    for kind in library_kinds().values():
+def every_library() -> Iterator[str]:
+    for kind in library_kinds():
         for stem in kind.stems:
-            yield OpenedLibrary(soname=f"{stem.replace('*', 'x')}.so.1", kind=kind.name)
+            yield f"{stem.replace('*', 'x')}.so.1"
 
 
 def every_build() -> Iterator[CudaNeeds]:
@@ -57,7 +57,7 @@ def every_build() -> Iterator[CudaNeeds]:
 def a_wheel() -> PreparedWheel:
     """A wheel whose files need or open every known library, and have all sorts of GPU code."""
     elf = an_elf(machine="aarch64", mappable_page_bytes=0x10000)
-    linking = replace(elf, needed=tuple(each.soname for each in every_library()))
+    linking = replace(elf, needed=tuple(every_library()))
     empty = ObjectNeeds(path="p/a.so", elf=elf, cpu=CpuNeeds(), opened=(), cuda=None, facts=None)
     objects = [
         replace(empty, path="p/linking.so", elf=linking),
@@ -102,7 +102,7 @@ def test_libraries_of_jetson_linux_belong_to_a_build_for_jetson(library: str) ->
         needs,
         path="b.so",
         elf=replace(elf, needed=()),
-        opened=(OpenedLibrary(soname=library, kind="jetson-linux"),),
+        opened=(library,),
     )
 
     def found(host: Host) -> dict[str, Finding]:

@@ -4,12 +4,13 @@ import pytest
 from support.portability.gpu_libraries import PTX, SASS, Entry, elf_file, fat_binary, shared_object
 
 from potluck.portability.cuda.fat_binary import CudaNeeds, read_cuda_needs
+from potluck.portability.elf.image import open_image
 
 BANNER = b"\0Cuda compilation tools, release 12.9, V12.9.86\0"
 
 
 def needs(sections: dict[str, bytes], *libraries: str) -> CudaNeeds | None:
-    return read_cuda_needs(elf_file(needed=libraries), shared_object(sections))
+    return read_cuda_needs(elf_file(needed=libraries), open_image(shared_object(sections)))
 
 
 def gpu_code(version: tuple[int, int]) -> dict[str, bytes]:

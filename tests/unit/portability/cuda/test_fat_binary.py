@@ -17,6 +17,7 @@ from potluck.portability.cuda.fat_binary import (
     gpu_modules,
     read_fat_binaries,
 )
+from potluck.portability.elf.image import open_image
 
 
 def code(kind: CodeKind, capability: tuple[int, int], version: tuple[int, int]) -> GpuCode:
@@ -74,7 +75,7 @@ def test_magic_within_code_begins_nothing() -> None:
 
 def test_the_section_of_a_library() -> None:
     data = fat_binary(Entry(kind=SASS, architecture=86))
-    (found,) = gpu_modules(shared_object({".rodata": b"x" * 5, ".nv_fatbin": data}))
+    (found,) = gpu_modules(open_image(shared_object({".rodata": b"x" * 5, ".nv_fatbin": data})))
     assert found.codes[0].capability == (8, 6)
 
 
@@ -82,15 +83,14 @@ def test_code_still_to_be_linked_counts_where_there_is_no_other() -> None:
     early = fat_binary(Entry(kind=SASS, architecture=70))
     late = fat_binary(Entry(kind=SASS, architecture=80))
     both = shared_object({"__nv_relfatbin": early, ".nv_fatbin": late})
-    assert [each.codes[0].capability for each in gpu_modules(both)] == [(8, 0)]
+    assert [each.codes[0].capability for each in gpu_modules(open_image(both))] == [(8, 0)]
     alone = shared_object({"__nv_relfatbin": early})
-    assert [each.codes[0].capability for each in gpu_modules(alone)] == [(7, 0)]
+    assert [each.codes[0].capability for each in gpu_modules(open_image(alone))] == [(7, 0)]
 
 
 def test_a_library_without_gpu_code_has_none() -> None:
-    assert (
-        gpu_modules(shared_object({".rodata": fat_binary(Entry(kind=SASS, architecture=80))})) == ()
-    )
+    data = shared_object({".rodata": fat_binary(Entry(kind=SASS, architecture=80))})
+    assert gpu_modules(open_image(data)) == ()
 
 
 def test_a_mapped_file_can_be_closed_after(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_mapped_file_can_be_closed_after(tmp_path: Path) -> None:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         ):
             try:
-                gpu_modules(mapped)
+                gpu_modules(open_image(mapped))
             except FatBinaryError:
                 assert name == "cut"
 

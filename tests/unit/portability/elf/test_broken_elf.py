@@ -51,36 +51,36 @@ FAR = 0x7FFF_FFFF_0000
 )
 def test_broken_files(data: bytes, message: str) -> None:
     with pytest.raises(ElfError, match=message):
-        read_elf(data)
+        read_elf(open_image(data))
 
 
 @pytest.mark.parametrize(("file_type", "what"), [(1, "an object file"), (4, "a core dump")])
 def test_files_that_are_not_loaded(file_type: int, what: str) -> None:
     with pytest.raises(NotLoadableError, match=what):
-        read_elf(replace(SOUND, file_type=file_type).build())
+        read_elf(open_image(replace(SOUND, file_type=file_type).build()))
 
 
 def test_absurd_number_of_segments() -> None:
     data = bytearray(SOUND.build())
     struct.pack_into("<H", data, 56, 0xFFFF)
     with pytest.raises(ElfError, match="65535 segments"):
-        read_elf(data)
+        read_elf(open_image(data))
 
 
 def test_absurd_size_of_program_headers() -> None:
     data = bytearray(SOUND.build())
     struct.pack_into("<H", data, 54, 57)
     with pytest.raises(ElfError, match="57 bytes, not 56"):
-        read_elf(data)
+        read_elf(open_image(data))
 
 
 def test_the_table_of_names_must_end_its_last_name() -> None:
     data = Elf(symbols=[Symbol(name="last")]).build()
     names_bytes = len(b"\0last\0")
     short = replace(Elf(symbols=[Symbol(name="last")]), entries={10: names_bytes - 1}).build()
-    assert [each.name for each in read_elf(data).undefined] == ["last"]
+    assert [each.name for each in read_elf(open_image(data)).undefined] == ["last"]
     with pytest.raises(ElfError, match="ends before the end of the name"):
-        read_elf(short)
+        read_elf(open_image(short))
 
 
 def test_an_absurd_number_of_symbols() -> None:
@@ -88,14 +88,14 @@ def test_an_absurd_number_of_symbols() -> None:
     elf = Elf(symbols=[Symbol(name="g", is_defined=True)], hash_table="", constants=head)
     address = BASE + elf.build().index(head)
     with pytest.raises(ElfError, match="2147483648 dynamic symbols"):
-        read_elf(replace(elf, entries={4: address}).build())
+        read_elf(open_image(replace(elf, entries={4: address}).build()))
 
 
 def test_a_relocation_of_an_absurd_symbol() -> None:
     elf = Elf(symbols=[Symbol(name="f")])
     data = elf.build().replace((1 << 32 | 1).to_bytes(8, "little"), b"\1\0\0\0\xff\xff\xff\x7f")
     with pytest.raises(ElfError, match="refers to symbol 2147483647"):
-        read_elf(data)
+        read_elf(open_image(data))
 
 
 def test_a_chain_without_an_end() -> None:
@@ -110,32 +110,35 @@ def test_a_chain_without_an_end() -> None:
     chain_offset = offset + len(table(1))
     last = 1 + (len(elf.build()) - 16 - chain_offset) // 4
     with pytest.raises(ElfError, match="an unterminated chain"):
-        read_elf(replace(elf, constants=table(last)).build())
+        read_elf(open_image(replace(elf, constants=table(last)).build()))
 
 
 def test_versions_that_lead_in_a_circle_of_tiny_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elf_versions, "_MAX_RECORDS", 100)
     definitions = [Definition(name=f"V{number}", index=2) for number in range(101)]
     with pytest.raises(ElfError, match="does not end"):
-        read_elf(Elf(symbols=SOUND.symbols, definitions=definitions).build())
+        read_elf(open_image(Elf(symbols=SOUND.symbols, definitions=definitions).build()))
     needs = [Need(library="l", versions=[(f"V{number}", 2, 0) for number in range(101)])]
     with pytest.raises(ElfError, match="does not end"):
-        read_elf(Elf(symbols=SOUND.symbols, needs=needs).build())
+        read_elf(open_image(Elf(symbols=SOUND.symbols, needs=needs).build()))
     needs = [
         Need(library=f"l{library}", versions=[(f"V{number}", 2, 0) for number in range(20)])
         for library in range(6)
     ]
-    assert len(read_elf(Elf(symbols=SOUND.symbols, needs=needs[:5]).build()).version_needs) == 100
+    assert (
+        len(read_elf(open_image(Elf(symbols=SOUND.symbols, needs=needs[:5]).build())).version_needs)
+        == 100
+    )
     with pytest.raises(ElfError, match="does not end"):
-        read_elf(Elf(symbols=SOUND.symbols, needs=needs).build())
+        read_elf(open_image(Elf(symbols=SOUND.symbols, needs=needs).build()))
 
 
 def test_an_absurd_table_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elf_dynamic, "MAX_NAME_BYTES", 2000)
     symbols = [Symbol(name="n" * 100) for _ in range(20)]
-    assert len(read_elf(Elf(symbols=symbols[1:]).build()).undefined) == 19
+    assert len(read_elf(open_image(Elf(symbols=symbols[1:]).build())).undefined) == 19
     with pytest.raises(ElfError, match="string table has 2021 bytes"):
-        read_elf(Elf(symbols=symbols).build())
+        read_elf(open_image(Elf(symbols=symbols).build()))
 
 
 def file_of_symbols(count: int) -> bytes:
@@ -156,7 +159,7 @@ def test_the_largest_table_of_symbols_is_read_in_bounded_time() -> None:
     data = file_of_symbols(hash_table.MAX_SYMBOLS)
     start = time.thread_time()
     with pytest.raises(ElfError, match="names take more than"):
-        read_elf(data)
+        read_elf(open_image(data))
     assert time.thread_time() - start < 5
 
 
@@ -172,7 +175,7 @@ def test_a_large_table_of_symbols_is_read_in_bounded_memory(
     data = file_of_symbols(hash_table.MAX_SYMBOLS // 16)
     tracemalloc.start()
     with pytest.raises(ElfError, match="names take more than"):
-        read_elf(data)
+        read_elf(open_image(data))
     assert tracemalloc.get_traced_memory()[1] < 3 * len(data) + 4 * 2**20
     tracemalloc.stop()
 

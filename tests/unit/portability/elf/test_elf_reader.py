@@ -13,6 +13,7 @@ from support.portability.elf_bytes import HIDDEN, WEAK_NEED, Definition, Elf, Ne
 from potluck.errors import ElfError
 from potluck.portability.elf.defined_symbols import DefinedSymbol
 from potluck.portability.elf.file import UndefinedSymbol, VersionNeed
+from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 
 LIBRARY = Elf(
@@ -54,7 +55,7 @@ def test_all_that_a_file_says(
         hash_table=hash_table,
         has_addends=has_addends,
     ).build()
-    elf = read_elf(data)
+    elf = read_elf(open_image(data))
     assert elf.needed == ("libdl.so.2", "libc.so.6")
     assert elf.soname == "libthis.so.1"
     assert elf.search_path == ("$ORIGIN/../lib", "/opt/lib")
@@ -96,32 +97,32 @@ def test_all_that_a_file_says(
 )
 def test_machines(machine: int, is_64_bit: bool, byte_order: str, name: str) -> None:
     data = Elf(machine=machine, is_64_bit=is_64_bit, byte_order=byte_order).build()
-    assert read_elf(data).machine == name
+    assert read_elf(open_image(data)).machine == name
 
 
 def test_a_file_may_say_nothing() -> None:
-    elf = read_elf(Elf().build())
+    elf = read_elf(open_image(Elf().build()))
     assert (elf.soname, elf.interpreter, elf.needed, elf.search_path) == ("", "", (), ())
     assert (elf.undefined, tuple(elf.defined), elf.version_needs) == ((), (), ())
 
 
 def test_rpath_counts_without_runpath() -> None:
-    assert read_elf(Elf(rpath="/a::/b").build()).search_path == ("/a", "/b")
-    assert read_elf(Elf(rpath="/a").build()).is_rpath
-    both = read_elf(Elf(rpath="/a", runpath="/b").build())
+    assert read_elf(open_image(Elf(rpath="/a::/b").build())).search_path == ("/a", "/b")
+    assert read_elf(open_image(Elf(rpath="/a").build())).is_rpath
+    both = read_elf(open_image(Elf(rpath="/a", runpath="/b").build()))
     assert (both.search_path, both.is_rpath) == (("/b",), False)
-    emptied = read_elf(Elf(rpath="/a", runpath="").build())
+    emptied = read_elf(open_image(Elf(rpath="/a", runpath="").build()))
     assert (emptied.search_path, emptied.is_rpath) == ((), False)
 
 
 def test_entries_after_the_end_do_not_count() -> None:
     elf = Elf(soname="libthis.so", entries_after_end={30: 0x10, 14: 0}).build()
-    assert read_elf(elf).soname == "libthis.so"
+    assert read_elf(open_image(elf)).soname == "libthis.so"
 
 
 def test_names_that_are_not_utf_8_can_be_printed() -> None:
     data = Elf(soname=b"lib\xff.so", symbols=[Symbol(name=b"caf\xe9"), Symbol(name="é")]).build()
-    elf = read_elf(data)
+    elf = read_elf(open_image(data))
     assert elf.soname == "lib\\xff.so"
     assert [symbol.name for symbol in elf.undefined] == ["caf\\xe9", "é"]
 
@@ -130,14 +131,14 @@ def test_what_is_linked_statically_needs_nothing() -> None:
     data = bytearray(Elf(interpreter="", needed=["libc.so.6"], file_type=2).build())
     dynamic_header = 64 + 56  # the second of two program headers
     data[dynamic_header : dynamic_header + 4] = bytes(4)  # PT_NULL
-    assert read_elf(data).needed == ()
+    assert read_elf(open_image(data)).needed == ()
 
 
 @pytest.mark.parametrize(
     ("align", "page_bytes"), [(0x1000, 4096), (0x10000, 65536), (0x3000, 4096), (0, 0)]
 )
 def test_largest_page(align: int, page_bytes: int) -> None:
-    assert read_elf(Elf(align=align).build()).max_page_bytes == page_bytes
+    assert read_elf(open_image(Elf(align=align).build())).max_page_bytes == page_bytes
 
 
 R, RX, RW = 4, 5, 6
@@ -165,7 +166,7 @@ def test_largest_page_by_the_places_of_segments(
     struct.pack_into("<HHIQQQIHHH", data, 16, 3, 183, 1, 0, 64, 0, 0, 64, 56, len(segments))
     for offset, address, size, flags in segments:
         data += struct.pack("<IIQQQQQQ", 1, flags, offset, address, 0, 0, size, 0x1000)
-    assert read_elf(bytes(data)).mappable_page_bytes == page_bytes
+    assert read_elf(open_image(bytes(data))).mappable_page_bytes == page_bytes
 
 
 @pytest.mark.parametrize(
@@ -181,19 +182,21 @@ def test_largest_page_by_the_places_of_segments(
 )
 def test_executable_stack(machine: int, flags: int | None, needs_executable_stack: bool) -> None:
     segments = [] if flags is None else [Segment(segment_type=0x6474E551, flags=flags)]
-    elf = read_elf(Elf(machine=machine, segments=segments).build())
+    elf = read_elf(open_image(Elf(machine=machine, segments=segments).build()))
     assert elf.needs_executable_stack is needs_executable_stack
 
 
 def test_static_thread_local_storage() -> None:
     tls = [Segment(segment_type=7, memory_bytes=1234)]
-    assert read_elf(Elf(segments=tls, entries={30: 0x10}).build()).static_tls_bytes == 1234
-    assert read_elf(Elf(segments=tls).build()).static_tls_bytes == 0
+    assert (
+        read_elf(open_image(Elf(segments=tls, entries={30: 0x10}).build())).static_tls_bytes == 1234
+    )
+    assert read_elf(open_image(Elf(segments=tls).build())).static_tls_bytes == 0
 
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
 def test_any_kind_of_buffer(wrap: type) -> None:
-    assert read_elf(wrap(LIBRARY.build())) == read_elf(LIBRARY.build())
+    assert read_elf(open_image(wrap(LIBRARY.build()))) == read_elf(open_image(LIBRARY.build()))
 
 
 def test_a_mapped_file_can_be_closed_while_an_error_is_handled(tmp_path: Path) -> None:
@@ -202,6 +205,6 @@ def test_a_mapped_file_can_be_closed_while_an_error_is_handled(tmp_path: Path) -
     with path.open("rb") as file, pytest.raises(ElfError):  # noqa: PT012
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            read_elf(mapped)
+            read_elf(open_image(mapped))
         finally:
             mapped.close()

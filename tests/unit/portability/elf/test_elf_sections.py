@@ -18,10 +18,10 @@ ELF = Elf(sections={".rodata": b"constants", ".nv_fatbin": b"\x50\xed\x55\xba" *
 @pytest.mark.parametrize("is_64_bit", [True, False])
 def test_a_section_by_its_name(is_64_bit: bool, byte_order: str) -> None:
     data = Elf(is_64_bit=is_64_bit, byte_order=byte_order, sections=ELF.sections).build()
-    found = section(data, ".nv_fatbin")
+    found = section(open_image(data), ".nv_fatbin")
     assert found is not None
     assert bytes(found) == b"\x50\xed\x55\xba" * 4
-    assert section(data, ".nv_fat") is None
+    assert section(open_image(data), ".nv_fat") is None
     rows = read_sections(open_image(data))
     assert [(row.name, row.num_bytes) for row in rows][:2] == [(".rodata", 9), (".nv_fatbin", 16)]
     assert [row.is_loaded for row in rows] == [True, True, False]
@@ -29,19 +29,19 @@ def test_a_section_by_its_name(is_64_bit: bool, byte_order: str) -> None:
 
 def test_the_bytes_are_not_copied() -> None:
     data = bytearray(ELF.build())
-    found = section(data, ".rodata")
+    found = section(open_image(data), ".rodata")
     assert found is not None
     data[data.index(b"constants")] = ord("C")
     assert bytes(found) == b"Constants"
 
 
 def test_a_file_without_section_headers_has_none() -> None:
-    assert section(Elf().build(), ".rodata") is None
+    assert section(open_image(Elf().build()), ".rodata") is None
 
 
 def test_only_elf_files_have_sections() -> None:
     with pytest.raises(ElfError):
-        section(b"not one", ".rodata")
+        section(open_image(b"not one"), ".rodata")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_section_that_leaves_the_file_is_left_out() -> None:
     data = bytearray(ELF.build())
     (headers,) = struct.unpack_from("<Q", data, 40)
     struct.pack_into("<Q", data, headers + 64 + 32, len(data))  # size of the first one
-    assert section(data, ".rodata") is None
-    assert section(data, ".nv_fatbin") is not None
+    assert section(open_image(data), ".rodata") is None
+    assert section(open_image(data), ".nv_fatbin") is not None
 
 
 def test_many_sections_are_counted_in_the_first_header() -> None:
@@ -74,9 +74,9 @@ def test_many_sections_are_counted_in_the_first_header() -> None:
     struct.pack_into("<HH", data, 60, 0, 0xFFFF)
     struct.pack_into("<Q", data, headers + 32, count)
     struct.pack_into("<I", data, headers + 40, names)
-    assert section(data, ".nv_fatbin") is not None
+    assert section(open_image(data), ".nv_fatbin") is not None
     struct.pack_into("<Q", data, headers + 32, 2**40)
-    assert section(data, ".nv_fatbin") is None
+    assert section(open_image(data), ".nv_fatbin") is None
 
 
 def test_joined_ranges_have_every_byte_once() -> None:

@@ -14,6 +14,7 @@ from support.kernels.build import require_tool
 
 from potluck.portability.elf.defined_symbols import DefinedSymbol
 from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.instructions.cpu_needs import cpu_needs
 from potluck.portability.linking.opened_libraries import opened_libraries
@@ -37,7 +38,7 @@ def build(tmp_path: Path) -> Build:
 
 
 def read(path: Path) -> ElfFile:
-    return read_elf(path.read_bytes())
+    return read_elf(open_image(path.read_bytes()))
 
 
 VERSIONED = """
@@ -85,10 +86,10 @@ def test_needs_of_a_file_that_defines_nothing(build: Build, hash_style: str) -> 
 def test_section_headers_are_not_needed(build: Build) -> None:
     path = build(VERSIONED, script=SCRIPT)
     data = bytearray(path.read_bytes())
-    with_sections = read_elf(data)
+    with_sections = read_elf(open_image(data))
     struct.pack_into("<Q", data, 40, 0)
     struct.pack_into("<HHH", data, 58, 0, 0, 0)
-    assert read_elf(data) == with_sections
+    assert read_elf(open_image(data)) == with_sections
     path.write_bytes(data)
     assert ctypes.CDLL(str(path)).answer() == 2
 
@@ -102,7 +103,7 @@ def test_an_undefined_symbol_counts_if_a_relocation_names_it(build: Build) -> No
         ctypes.CDLL(str(path))
 
     data = path.read_bytes()
-    elf = read_elf(without_calls(data))
+    elf = read_elf(open_image(without_calls(data)))
     assert "absent_function" in data.decode("latin-1")
     assert not any(each.name == "absent_function" for each in elf.undefined)
     path.write_bytes(without_calls(data))
@@ -136,9 +137,9 @@ def test_flags_of_the_linker(build: Build) -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a note of x86")
 def test_a_level_that_the_linker_notes(build: Build) -> None:
     path = build("int f;", "-Wl,-z,x86-64-v3")
-    assert cpu_needs(read(path), path.read_bytes()).level == "x86-64-v3"
+    assert cpu_needs(read(path), open_image(path.read_bytes())).level == "x86-64-v3"
     plain = build("int f;")
-    assert cpu_needs(read(plain), plain.read_bytes()).level == ""
+    assert cpu_needs(read(plain), open_image(plain.read_bytes())).level == ""
 
 
 def test_libraries_that_are_opened(build: Build) -> None:
@@ -150,8 +151,5 @@ def test_libraries_that_are_opened(build: Build) -> None:
         }
     """
     path = build(source)
-    opened = opened_libraries(read(path), path.read_bytes())
-    assert [(each.soname, each.kind) for each in opened] == [
-        ("libcuda.so.1", "cuda-driver"),
-        ("libOpenCL.so.1", "opencl"),
-    ]
+    opened = opened_libraries(read(path), open_image(path.read_bytes()))
+    assert opened == ("libcuda.so.1", "libOpenCL.so.1")

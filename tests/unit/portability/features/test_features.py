@@ -9,6 +9,7 @@ from support.portability.described_hosts import described_host
 from support.portability.gpu_libraries import elf_file, shared_object
 
 from potluck.portability.cuda.fat_binary import CudaNeeds
+from potluck.portability.elf.image import open_image
 from potluck.portability.features.findings import (
     Build,
     FileFacts,
@@ -182,13 +183,13 @@ when = { exports = ["is_on", "is_absent"] }
     data = shared_object({}, {name: bytes.fromhex(text) for name, text in code.items()})
     elf = elf_file(exports=tuple(code))
     cuda = CudaNeeds(toolkit=(12, 9), evidence="its compiler", modules=(), uses_driver=True)
-    found = file_facts(ruleset, elf, data, cuda)
+    found = file_facts(ruleset, elf, open_image(data), cuda)
     assert found.exports == {"is_on", "toolkit"}
     assert found.results == {"is_on": 1, "toolkit": 13040}
     assert found.toolkit == (13, 4)
     assert msgspec.json.decode(msgspec.json.encode(found), type=FileFacts) == found
 
-    without = shared_object({}, {"toolkit": bytes.fromhex("31 c0 c3")})
+    without = open_image(shared_object({}, {"toolkit": bytes.fromhex("31 c0 c3")}))
     assert file_facts(ruleset, elf_file(exports=["toolkit"]), without, cuda).toolkit == (12, 9)
     assert file_facts(ruleset, elf_file(), without, None).toolkit == ()
 

@@ -8,6 +8,7 @@ import pytest
 from support.kernels.build import require_tool
 from support.portability.gpu_libraries import AARCH64, FIRST_FUNCTION, X86_64, shared_object
 
+from potluck.portability.elf.image import open_image
 from potluck.portability.instructions.constant_functions import constant_results
 
 # As gcc and clang write them: objdump -d of functions that return these numbers.
@@ -48,7 +49,7 @@ AARCH64_OTHER = [
 
 def results(code: str, machine: int) -> dict[str, int]:
     data = shared_object({}, {"f": bytes.fromhex(code)}, machine=machine)
-    return constant_results(data, ["f"])
+    return constant_results(open_image(data), ["f"])
 
 
 @pytest.mark.parametrize(("code", "number"), X86_64_CODE.items())
@@ -79,16 +80,19 @@ def test_a_name_that_ends_another_is_told_apart() -> None:
     one, zero = bytes.fromhex("b8 01 00 00 00 c3"), bytes.fromhex("31 c0 c3")
     data = shared_object({}, {"wp_is_cuda_enabled": one, "is_cuda_enabled": zero})
     names = ["is_cuda_enabled", "wp_is_cuda_enabled", "cuda_enabled", "absent"]
-    assert constant_results(data, names) == {"is_cuda_enabled": 0, "wp_is_cuda_enabled": 1}
+    assert constant_results(open_image(data), names) == {
+        "is_cuda_enabled": 0,
+        "wp_is_cuda_enabled": 1,
+    }
 
 
 def test_an_address_outside_the_file_says_nothing() -> None:
     sound = shared_object({}, {"f": b"\x31\xc0\xc3"})
-    assert constant_results(sound, ["f"]) == {"f": 0}
+    assert constant_results(open_image(sound), ["f"]) == {"f": 0}
     record = struct.pack("<BBHQQ", 0x12, 0, 1, FIRST_FUNCTION, 3)
     moved = struct.pack("<BBHQQ", 0x12, 0, 1, 0x7000000, 3)
     assert sound.count(record) == 1
-    assert constant_results(sound.replace(record, moved), ["f"]) == {}
+    assert constant_results(open_image(sound.replace(record, moved)), ["f"]) == {}
 
 
 SOURCE = """
@@ -113,4 +117,7 @@ def test_what_a_compiler_makes(compiler: str, level: str, tmp_path: Path) -> Non
     options = [level, "-shared", "-fPIC", "-nostdlib", "-o", str(library)]
     command = [require_tool(compiler), *options, str(source)]
     subprocess.run(command, check=True)
-    assert constant_results(library.read_bytes(), [*RETURNED, "varying", "adding"]) == RETURNED
+    assert (
+        constant_results(open_image(library.read_bytes()), [*RETURNED, "varying", "adding"])
+        == RETURNED
+    )

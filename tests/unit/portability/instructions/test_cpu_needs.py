@@ -33,7 +33,7 @@ def with_note(properties: dict[int, int], segment_type: int = PT_NOTE) -> Elf:
 
 def needs_of(elf: Elf, path: str = "") -> CpuNeeds:
     data = elf.build()
-    return cpu_needs(read_elf(data), data, path=path)
+    return cpu_needs(read_elf(open_image(data)), open_image(data), path=path)
 
 
 def host(cpu_features: frozenset[str] | None, *, libc_version: tuple[int, int] = (2, 36)) -> Host:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.portability.elf_bytes import BASE, Elf, Segment
 
+from potluck.portability.elf.image import open_image
 from potluck.portability.instructions.jemalloc_pages import jemalloc_page_bytes
 
 MESSAGE = b"<jemalloc>: Unsupported system page size\n\0"
@@ -78,16 +79,16 @@ def falling(pages: int, past: int = 4) -> Code:
 
 @pytest.mark.parametrize("pages", [1, 4, 16])
 def test_a_page_size_that_the_message_depends_on(pages: int) -> None:
-    assert jemalloc_page_bytes(elf_with(jumping(pages))) == pages << 12
-    assert jemalloc_page_bytes(elf_with(falling(pages))) == pages << 12
-    assert jemalloc_page_bytes(elf_with(falling(pages, past=-3))) == pages << 12
+    assert jemalloc_page_bytes(open_image(elf_with(jumping(pages)))) == pages << 12
+    assert jemalloc_page_bytes(open_image(elf_with(falling(pages)))) == pages << 12
+    assert jemalloc_page_bytes(open_image(elf_with(falling(pages, past=-3)))) == pages << 12
 
 
 def test_a_message_that_is_near() -> None:
     def code(here: int, message: int) -> list[int]:
         return [compare(4), branch(HI, 2), RET, adr(0, here + 12, message), RET]
 
-    assert jemalloc_page_bytes(elf_with(code)) == 0x4000
+    assert jemalloc_page_bytes(open_image(elf_with(code))) == 0x4000
 
 
 def test_the_smallest_of_two_counts() -> None:
@@ -95,7 +96,7 @@ def test_the_smallest_of_two_counts() -> None:
         first = falling(16)(here, message)
         return [*first, *falling(1)(here + 4 * len(first), message)]
 
-    assert jemalloc_page_bytes(elf_with(code)) == 0x1000
+    assert jemalloc_page_bytes(open_image(elf_with(code))) == 0x1000
 
 
 @pytest.mark.parametrize(
@@ -116,20 +117,20 @@ def test_the_smallest_of_two_counts() -> None:
     ],
 )
 def test_a_page_size_that_is_unknown(code: Code) -> None:
-    assert jemalloc_page_bytes(elf_with(code)) == 0
+    assert jemalloc_page_bytes(open_image(elf_with(code))) == 0
 
 
 def test_addresses_that_no_process_has() -> None:
     data = bytearray(elf_with(falling(4)))
     for program_header in range(int(struct.unpack_from("<H", data, 56)[0])):
         struct.pack_into("<Q", data, 64 + 56 * program_header + 16, 2**64 - 1)
-    assert jemalloc_page_bytes(data) == 0
+    assert jemalloc_page_bytes(open_image(data)) == 0
 
 
 def test_a_file_without_jemalloc() -> None:
     other = b"<jemalloc>: Error in munmap(): %s\n\0"
-    assert jemalloc_page_bytes(elf_with(jumping(1), message=other)) is None
+    assert jemalloc_page_bytes(open_image(elf_with(jumping(1), message=other))) is None
 
 
 def test_other_machines_have_one_page_size() -> None:
-    assert jemalloc_page_bytes(elf_with(jumping(1), machine=62)) is None
+    assert jemalloc_page_bytes(open_image(elf_with(jumping(1), machine=62))) is None

@@ -26,7 +26,7 @@ PYTHON = HostPython(implementation="cpython", version=(3, 11))
     ],
 )
 def test_what_is_required(line: str, is_required: bool) -> None:
-    names = required_names([line], "x86_64", PYTHON)
+    names = required_names((line,), "x86_64", PYTHON)
     assert names == (("nvidia-cublas-cu12",) if is_required else ())
 
 

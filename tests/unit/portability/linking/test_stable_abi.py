@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from packaging.tags import Tag, parse_tag
+from packaging.tags import parse_tag
 from support.portability.elf_bytes import Elf, Symbol
 
 from potluck.portability.elf.file import ElfFile
+from potluck.portability.elf.image import open_image
 from potluck.portability.elf.reader import read_elf
 from potluck.portability.finding import Severity
 from potluck.portability.hosts.host import HostPython
@@ -21,11 +22,13 @@ from potluck.portability.linking.stable_abi import (
 def module(*names: str, weak: tuple[str, ...] = ()) -> ElfFile:
     symbols = [Symbol(name=name, is_called=True) for name in names]
     symbols += [Symbol(name=name, binding=2) for name in weak]
-    return read_elf(Elf(symbols=[*symbols, Symbol(name="PyInit_m", is_defined=True)]).build())
+    return read_elf(
+        open_image(Elf(symbols=[*symbols, Symbol(name="PyInit_m", is_defined=True)]).build())
+    )
 
 
-def tags(text: str) -> frozenset[Tag]:
-    return parse_tag(text)
+def tags(text: str) -> tuple[str, ...]:
+    return tuple(map(str, parse_tag(text)))
 
 
 def test_what_is_stable_since_when() -> None:

@@ -10,13 +10,13 @@ from support.portability.folder_index import PYTHON, a_host
 from potluck.portability.hosts.host import Host
 from potluck.portability.planning.index import IndexFile
 from potluck.portability.planning.plan import HostPlan, PlannedWheel, constraints_files
-from potluck.portability.planning.target import target_of
+from potluck.portability.planning.target import Target
 
 OUTPUT = Path("folder/constraints.txt")
 
 
 def files(*plans: tuple[Host, dict[str, str]]) -> dict[str, list[str]]:
-    targets = [target_of(host, PYTHON) for host, _ in plans]
+    targets = [Target(host, PYTHON) for host, _ in plans]
     found = constraints_files(
         [host_plan(host.name, versions) for host, versions in plans], targets, OUTPUT
     )

@@ -11,7 +11,7 @@ from support.portability.folder_index import PYTHON, a_host
 from potluck.portability.hosts.host import Host
 from potluck.portability.planning.index import IndexFile, Release
 from potluck.portability.planning.refusals import release_refusal
-from potluck.portability.planning.target import target_of
+from potluck.portability.planning.target import Target
 
 
 def reason(host: Host, *tags: str, requires_python: str = "") -> tuple[str, str]:
@@ -20,7 +20,7 @@ def reason(host: Host, *tags: str, requires_python: str = "") -> tuple[str, str]
         for tag in tags
     )
     release = Release(version=Version("1.0"), wheels=files, sources=())
-    why = release_refusal(release, target_of(host, PYTHON))
+    why = release_refusal(release, Target(host, PYTHON))
     return why.kind, why.message
 
 

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -23,6 +22,11 @@ from potluck.cluster.invitations.software.local_wheels import LocalWheels, Relea
 from potluck.errors import WheelDownloadError
 from potluck.portability.planning.index import Index, WithLocalWheels, sha256_of
 from potluck.portability.planning.planner import Planner, UnplannableError
+from potluck.portability.wheels.requirements import (
+    applies,
+    marker_environment,
+    parsed_requirements,
+)
 from potluck.types.quantities import format_few
 from potluck.version import __version__
 
@@ -80,7 +84,7 @@ def _found_here(local: LocalWheels) -> tuple[dict[str, Release], dict[str, str]]
 
     Raise ``WheelDownloadError`` if there is no compatible wheel of Potluck itself.
     """
-    environment = _environment(local)
+    environment = marker_environment(local.host.machine, local.python)
     found: dict[str, Release] = {}
     missing: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -178,38 +182,9 @@ def _fetched(
 def _requirements(
     release: Release, extras: frozenset[str], environment: Mapping[str, str]
 ) -> Iterator[Requirement]:
-    for line in release.requires:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        if any(_applies(requirement, environment, extra) for extra in ("", *extras)):
+    for requirement in parsed_requirements(release.requires):
+        if any(applies(requirement, {**environment, "extra": extra}) for extra in ("", *extras)):
             yield requirement
-
-
-def _applies(requirement: Requirement, environment: Mapping[str, str], extra: str) -> bool:
-    if requirement.marker is None:
-        return True
-    try:
-        return requirement.marker.evaluate({**environment, "extra": extra})
-    except (UndefinedComparison, UndefinedEnvironmentName):
-        return False
-
-
-def _environment(local: LocalWheels) -> Mapping[str, str]:
-    """Return the environment for evaluating markers: the machine's, not this one's."""
-    version = local.python.version_text
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": f"{version}.0",
-        "os_name": "posix",
-        "platform_machine": local.host.machine,
-        "platform_python_implementation": "CPython",
-        "platform_system": "Linux",
-        "python_full_version": f"{version}.0",
-        "python_version": version,
-        "sys_platform": "linux",
-    }
 
 
 def _wheel(name: str, version: str, path: Path) -> ChosenWheel:
