@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from potluck.engines.abilities import TINYGRAD_ABILITIES
-from potluck.engines.tinygrad import pieces
 from potluck.engines.tinygrad.layout import MatrixLayout
+from potluck.engines.tinygrad.pieces import buckets_up_to, num_table_blocks
 from potluck.engines.tinygrad_environment import tinygrad_device, tinygrad_environment
 from potluck.errors import EngineError
+from potluck.types.program import Attention, Head
+from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from potluck.engines.native.pool import ThreadPool
@@ -54,13 +56,30 @@ class TinygradCost:
 
         Programs with states are not supported.
         """
-        return pieces.cache_bytes(program, num_blocks, has_f16=False)
+        row = sum(2 * cache.num_kv_heads * cache.head_dim for cache in program.caches)
+        # One more block is for padding.
+        return (num_blocks + 1) * KV_BLOCK_TOKENS * row * _F32_BYTES
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
-        """Return the size, which does not depend on the number of threads and the arithmetic."""
-        return pieces.scratch_bytes(program, max_step_tokens)
+        """Return the maximum memory of the calls of all buckets, for any number of threads and
+        arithmetic.
+
+        Every bucket has its inputs and outputs. In addition, at most the registers, twice (with the
+        copies that products and norms make), and the scores of one attention exist at a time; this
+        count assumes that registers do not share memory, although tinygrad's do.
+        """
+        context = num_table_blocks(program) * KV_BLOCK_TOKENS
+        widths = sum(register.width for register in program.registers)
+        scores = max(
+            (op.num_heads * context for op in program.ops if isinstance(op, Attention)), default=0
+        )
+        logits = max((op.vocab_size for op in program.ops if isinstance(op, Head)), default=0)
+        given = 4 + num_table_blocks(program) + 2 * program.hidden_size
+        given += sum(2 * int(rope.cos.shape[1]) for rope in program.ropes)
+        per_token = 2 * widths + scores + logits + given
+        return _F32_BYTES * per_token * sum(buckets_up_to(max_step_tokens))
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
         """Return the size of groups of panels in transfer, or of a vector as received and as
