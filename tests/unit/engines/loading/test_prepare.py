@@ -11,7 +11,7 @@ import pytest
 
 from potluck.catalog import describe_model, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import PackedCache, Room, StageSize, combined, plan_stage
+from potluck.engines.loading import PackedCache, Room, combined, plan_stage
 from potluck.engines.loading.prepare import (
     LoadPlan,
     PreparedStages,
@@ -26,7 +26,7 @@ from potluck.types.engine import EngineCost, LoadableEngine
 from potluck.types.memory import MemoryLimit
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.stage import StagePlan
+from potluck.types.stage import StagePlan, StageSize
 
 DEMO = describe_model("demo")
 PROFILE = read_profile(DEMO)
