@@ -1,4 +1,4 @@
-"""The interface of tinygrad's backends for loading and planning (``engines.opening.EngineModule``).
+"""tinygrad's backends as an ``engines.backends.EngineModule``, for loading and planning.
 
 It does not import tinygrad before an engine is opened, because the environment selects the device.
 """
@@ -104,7 +104,7 @@ def open_engine(
     pool: ThreadPool | None,
     num_states: int = 0,
 ) -> TinygradEngine:
-    """See ``engines.opening.open_engine``. ``pool`` is for sampling; whatever the
+    """See ``engines.backends.open_engine``. ``pool`` is for sampling; whatever the
     ``arithmetic``, it has one of its own. No program that it computes has states.
 
     It changes this process's environment permanently: a process can use only one device through

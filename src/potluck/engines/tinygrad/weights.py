@@ -93,14 +93,6 @@ def launch_for(device: str) -> Launch:
     return launch
 
 
-def release_memory(device: str) -> None:
-    """Release the memory of freed buffers that tinygrad keeps for reuse."""
-    gc.collect()  # tinygrad's expressions contain reference cycles
-    free_cache = getattr(Device[device].allocator, "free_cache", None)
-    if free_cache is not None:
-        free_cache()
-
-
 def _copy(buffer: Buffer, offset_bytes: int, data: NDArray[np.uint8]) -> None:
     """Copy into part of a buffer and wait, so that no copies are pending in host memory."""
     if _is_opencl(buffer.device):
@@ -238,11 +230,14 @@ class DeviceWeights:
         )
 
     def clear(self) -> None:
-        """Free everything."""
+        """Free everything, and the memory of freed buffers that tinygrad keeps for reuse."""
         self._loading.clear()
         self._matrices.clear()
         self._vectors.clear()
-        release_memory(self._device)
+        gc.collect()  # tinygrad's expressions contain reference cycles
+        free_cache = getattr(Device[self._device].allocator, "free_cache", None)
+        if free_cache is not None:
+            free_cache()
 
     def begin(self, info: TensorInfo) -> None:
         """Allocate the tensor on the device; its name and shape must be the program's."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from potluck.catalog import describe_model, read_profile
-from potluck.engines.backends import native_unit
+from potluck.engines.backends import native_unit, open_engine
 from potluck.engines.loading import PackedCache, Room, combined, plan_stage
 from potluck.engines.loading.prepare import (
     LoadPlan,
@@ -19,7 +19,6 @@ from potluck.engines.loading.prepare import (
     plan_stages,
     prepare_stages,
 )
-from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.local.loading import split_evenly
 from potluck.types.engine import EngineCost, LoadableEngine
