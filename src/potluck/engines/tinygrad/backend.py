@@ -48,7 +48,7 @@ class TinygradCost:
         """
         if len(info.shape) == 1:
             return info.num_columns * _F32_BYTES
-        return MatrixLayout.of(info).num_bytes
+        return MatrixLayout(info).num_bytes
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         """Return the size on a device without f16, with float32 caches: at most twice the actual
@@ -87,7 +87,7 @@ class TinygradCost:
         """
         if len(loaded.shape) == 1:
             return loaded.num_columns * (2 * _F32_BYTES)
-        return MatrixLayout.of(loaded).staging_bytes
+        return MatrixLayout(loaded).staging_bytes
 
 
 COST = TinygradCost()

@@ -165,8 +165,8 @@ class DeviceMatrix:
     def linear(self, x: Tensor) -> Tensor:
         """Return ``x @ weight.T``: float32 ``[T, rows]`` for float32 ``[T, columns]``."""
         num_tokens, layout = x.shape[0], self._layout
-        if layout.padded_columns > layout.num_columns:
-            x = x.pad(((0, 0), (0, layout.padded_columns - layout.num_columns)))
+        if num_missing := layout.padded_columns - x.shape[1]:
+            x = x.pad(((0, 0), (0, num_missing)))
         out = Tensor.empty(
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
         )
@@ -174,7 +174,7 @@ class DeviceMatrix:
         columns = x.reshape(-1, 1) if num_tokens == 1 else x.T
         kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
         out = out.custom_kernel(*self.planes, columns, fxn=kernel)[0]
-        return out.reshape(num_tokens, -1)[:, : layout.num_rows]
+        return out.reshape(num_tokens, -1)[:, : layout.info.num_rows]
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Return ``weight[tokens]``: float32 ``[T, columns]`` for int32 ``[T]``, all valid rows."""
@@ -184,7 +184,7 @@ class DeviceMatrix:
         )
         kernel = rows_kernel(layout, num_tokens, self._launch, self._to_float)
         out = out.custom_kernel(*self.planes, tokens.contiguous(), fxn=kernel)[0]
-        return out[:, : layout.num_columns]
+        return out[:, : layout.info.num_columns]
 
 
 class DeviceWeights:
@@ -248,9 +248,9 @@ class DeviceWeights:
             plane = Plane(self._device, dtypes.float32, info.num_columns)
             self._loading[info.name] = _LoadingVector(info=info, plane=plane)
             return
-        layout = MatrixLayout.of(info)
+        layout = MatrixLayout(info)
         matrix = DeviceMatrix(self._device, layout, self._launch, self._to_float)
-        rows = np.empty((layout.group_panels * PANEL_ROWS, layout.row_bytes), np.uint8)
+        rows = np.empty((layout.group_panels * PANEL_ROWS, info.row_bytes), np.uint8)
         self._loading[info.name] = _LoadingMatrix(info=info, matrix=matrix, rows=rows)
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:
