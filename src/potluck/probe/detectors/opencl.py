@@ -228,19 +228,17 @@ def _matches(found: Sequence[Device], others: Sequence[Device]) -> list[list[str
     address.
     """
     matches = [[each.device_id for each in _at(device, others)] for device in found]
-    for icd in dict.fromkeys(icd_file(device.interfaces[0].address) for device in found):
-        mine = [
-            number
-            for number, device in enumerate(found)
-            if icd_file(device.interfaces[0].address) == icd
-        ]
+    of_driver: dict[str, list[int]] = defaultdict(list)
+    for number, device in enumerate(found):
+        of_driver[icd_file(device.interfaces[0].address)].append(number)
+    for mine in of_driver.values():
         taken = {target for number in mine for target in matches[number]}
         unmatched = [
             number for number in mine if not matches[number] and not found[number].is_software
         ]
         for make in dict.fromkeys(found[number].make for number in unmatched):
             alike = [number for number in unmatched if found[number].make == make]
-            candidates = _candidates(found[alike[0]], make, others, taken)
+            candidates = _candidates(found[alike[0]], others, taken)
             if len(alike) == len(candidates) == 1:
                 matches[alike[0]] = [candidates[0].device_id]
     return matches
@@ -255,10 +253,8 @@ def _at(device: Device, others: Sequence[Device]) -> Iterator[Device]:
                 yield other_device
 
 
-def _candidates(
-    device: Device, make: str, others: Sequence[Device], taken: set[str]
-) -> list[Device]:
-    """Return the devices of a vendor that this driver's other devices do not match already.
+def _candidates(device: Device, others: Sequence[Device], taken: set[str]) -> list[Device]:
+    """Return the devices of the same vendor that this driver's other devices do not match already.
 
     A device with a known address on the bus does not match one at another address. A device that
     cannot be used is a candidate only if there is no other.
@@ -268,7 +264,7 @@ def _candidates(
         each
         for each in others
         if each.kind is DeviceKind.GPU
-        and each.make == make != ""
+        and each.make == device.make != ""
         and each.device_id not in taken
         and not (is_placed and each.device_id.startswith(_PCI))
     ]
