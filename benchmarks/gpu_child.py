@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from random_weights import SEED, random_tensor
 
-from potluck.engines.opening import open_engine
+from potluck.engines.backends import open_engine
 from potluck.errors import PotluckError
 from potluck.models.layers import plain_config
 from potluck.models.program import build_program

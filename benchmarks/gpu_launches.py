@@ -108,7 +108,7 @@ def measured(
     columns = Tensor(x, device=Device.DEFAULT).realize()
     kept = []
     for _ in range(min(_MOST_COPIES, -(-_LEAST_BYTES // info.num_bytes))):
-        matrix = DeviceMatrix(Device.DEFAULT, MatrixLayout.of(info), launch, f16_to_float)
+        matrix = DeviceMatrix(Device.DEFAULT, MatrixLayout(info), launch, f16_to_float)
         for start in range(0, num_rows, piece_rows):
             matrix.append(piece[: num_rows - start])
         jit = TinyJit(lambda matrix=matrix: matrix.linear(columns).realize())

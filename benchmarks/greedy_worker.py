@@ -12,10 +12,11 @@ from typing import Any
 import potluck.engines.loading.prepare as loading
 from potluck.catalog import ModelDescription, read_profile
 from potluck.cluster.worker.process import run_worker
-from potluck.engines.loading import StagePlan, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.load import LoadedStage, load_stage
 from potluck.formats.source import FileTensorSource
 from potluck.types.program import Shard
+from potluck.types.stage import StagePlan
 
 _kept: list[LoadedStage] = []
 

@@ -27,12 +27,13 @@ def potluck(path: Path, quantization: str) -> Loaded:
     """Return a function that loads the whole model into the native engine, on all cores."""
     from potluck.catalog import describe_model, open_weights, read_profile
     from potluck.engines.backends import native_unit
-    from potluck.engines.loading import StageSize, plan_stage
+    from potluck.engines.loading import plan_stage
     from potluck.engines.loading.load import load_stage
     from potluck.engines.native.pool import make_pool
     from potluck.host.cores import default_num_threads
     from potluck.types.choices import Quantization
     from potluck.types.program import Shard
+    from potluck.types.stage import StageSize
 
     description = describe_model(str(path if path.suffix == ".gguf" else path.parent))
     size = StageSize(

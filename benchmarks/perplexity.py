@@ -32,12 +32,13 @@ from numpy.typing import NDArray
 
 from potluck.catalog import describe_model, load_tokenizer, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.load import load_stage
 from potluck.engines.native.pool import make_pool
 from potluck.types.choices import Quantization
 from potluck.types.engine import Engine, LoadableEngine
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 
 SCHEMA = "potluck.benchmark.perplexity/1"

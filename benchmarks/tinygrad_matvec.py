@@ -105,7 +105,7 @@ def measure_format(format: TensorFormat, num_rows: int, repeats: int) -> dict[st
     }
     sizes = dict.fromkeys(calls, info.num_bytes)
     if format is TensorFormat.Q4_0:
-        layout = MatrixLayout.of(info)
+        layout = MatrixLayout(info)
         product = q4_0_product(device, layout.num_panels, layout.num_blocks)
         out = Tensor.zeros(layout.num_panels * 16, device=device).contiguous().realize()
         planes = [plane.uop.base for plane in matrix.planes]

@@ -17,10 +17,10 @@ from potluck import Model
 from potluck.catalog import describe_model, read_profile
 from potluck.catalog.locate import DEMO_DIRECTORY
 from potluck.engines.backends import cost_of
-from potluck.engines.loading import StageSize
 from potluck.placement.costs import model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.types.placement import ModelCost
+from potluck.types.stage import StageSize
 
 MIB = 2**20
 CONTEXT = 256

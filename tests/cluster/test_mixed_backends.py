@@ -22,13 +22,13 @@ from support.scheduling.updates import tokens_of
 from potluck.catalog import describe_model, load_tokenizer, open_headers, read_profile
 from potluck.cluster.agent.service import Agent
 from potluck.engines.backends import BACKENDS, cost_of
-from potluck.engines.loading import StageSize
 from potluck.placement.costs import mixed_cost, model_cost
 from potluck.placement.model_counting import counting_of
 from potluck.types.backend import BackendSpec
 from potluck.types.choices import Objective
 from potluck.types.deployment import Deploy, DeploymentRecord
 from potluck.types.sequence import CommittedToken, SequenceRequest
+from potluck.types.stage import StageSize
 from potluck.types.step import SamplingParams
 from potluck.types.unit import NATIVE
 

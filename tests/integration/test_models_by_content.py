@@ -32,7 +32,7 @@ from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.wire.worker_messages import Load, Loaded, StageFiles, StageSpec
 from potluck.cluster.worker.loading import load_for
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import PackedCache, Room, StageSize
+from potluck.engines.loading import PackedCache, Room
 from potluck.engines.loading.load import LoadedStage
 from potluck.engines.loading.prepare import PreparedStages, plan_stages, prepare_stages
 from potluck.errors import PotluckError
@@ -40,6 +40,7 @@ from potluck.types.choices import Quantization
 from potluck.types.content import Manifest, Transfer
 from potluck.types.memory import MemoryLimit
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.step import SamplingParams, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat
 

@@ -14,10 +14,11 @@ from support.models.text_models import qwen2_json, write_model_directory
 
 from potluck import Model
 from potluck.catalog import describe_model, open_headers, read_profile
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 
 SETTINGS = {
     "vocab_size": 760,

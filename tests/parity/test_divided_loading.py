@@ -17,13 +17,13 @@ from support.models.random_models import make_random_model
 
 from potluck.catalog import ModelDescription, describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import PackedCache, StageSize, plan_stage
+from potluck.engines.loading import PackedCache, plan_stage
 from potluck.engines.loading.load import LoadedStage, load_stage
 from potluck.engines.loading.prepare import packed_weights
 from potluck.engines.native.engine import NativeEngine
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
-from potluck.types.stage import StagePlan
+from potluck.types.stage import StagePlan, StageSize
 
 COMMON: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 192, "vocab_size": 97}
 HEADS: dict[str, Any] = COMMON | {

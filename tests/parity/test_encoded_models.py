@@ -23,10 +23,11 @@ from support.models.random_models import make_random_model, random_tokens
 
 from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.load import load_stage
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 from potluck.types.tensor import TensorFormat
 

@@ -16,10 +16,11 @@ from support.models.random_models import random_tokens, torch_logits
 
 from potluck.catalog import describe_model, open_weights, read_profile
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.load import load_stage
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.step import KV_BLOCK_TOKENS, SequenceId, SequenceSlice, Step, StepId
 
 NUM_TOKENS = 40

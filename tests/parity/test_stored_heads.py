@@ -14,8 +14,9 @@ from support.models.random_models import make_random_model, random_tokens
 from support.models.state_dict_source import StateDictSource
 
 from potluck.catalog import describe_model, read_profile
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 
 TOLERANCE = 1e-4
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -46,7 +46,6 @@ from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.coordinator.request_queue import OnOver, OpenPipeline
 from potluck.cluster.wire.calls import Claim, ClaimAnswer, ConnectStage, decode, encode
 from potluck.cluster.wire.worker_messages import Connect, Peer
-from potluck.engines.loading import StagePlan
 from potluck.errors import CallError, EngineError, PotluckError
 from potluck.placement.model_counting import counting_of
 from potluck.placement.planned import PlannedModel, PlannedStage
@@ -72,6 +71,7 @@ from potluck.types.placement import ModelCost, PlacedStage, Prediction, UnitOffe
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.sequence import SequenceRequest
+from potluck.types.stage import StagePlan
 from potluck.types.step import SequenceId
 
 COST = ModelCost(

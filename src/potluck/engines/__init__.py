@@ -1,3 +1,3 @@
 """Run programs on processors: backends, loading, and measuring."""
 
-__all__ = ["arithmetic_choice", "backends", "loading", "native", "opening"]
+__all__ = ["arithmetic_choice", "backends", "loading", "native"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from potluck.engines.opening import module_named
+from potluck.engines.backends import module_named
 from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.choices import ArithmeticChoice
 

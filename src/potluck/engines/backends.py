@@ -1,4 +1,4 @@
-"""The backends of this build, what they support, and what memory they need.
+"""The backends of this build, what they support, what memory they need, and how engines are opened.
 
 Adding one takes two modules and a row here. Only this table, or another one in the agent's own
 configuration, determines which modules a process imports for a backend. Other nodes only name units
@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
 
 from potluck.engines.abilities import NATIVE_ABILITIES, TINYGRAD_ABILITIES
-from potluck.engines.opening import module_named
 from potluck.engines.tinygrad_environment import AMD, CL, CPU, CUDA, QCOM
 from potluck.engines.tinygrad_environment import LIBRARIES as TINYGRAD_LIBRARIES
 from potluck.errors import EngineError, UnsupportedModelError
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import BackendAbilities, BackendSpec, DeviceKind
 from potluck.types.cluster import SAME_VERSION
 from potluck.types.unit import NATIVE, UnitAddress
 
 if TYPE_CHECKING:
-    from potluck.types.engine import EngineCost
+    from potluck.engines.native.pool import ThreadPool
+    from potluck.types.engine import EngineCost, LoadableEngine
     from potluck.types.hardware import Trial
     from potluck.types.program import Program
     from potluck.types.tensor import TensorFormat
@@ -63,6 +65,40 @@ BACKENDS: tuple[BackendSpec, ...] = (
     _TINYGRAD,
 )
 """In the order in which they are tried: vendor-specific interfaces before general ones."""
+
+
+class EngineModule(Protocol):
+    """The interface of a module that ``BackendSpec.engine`` names.
+
+    ``COST`` is also used on machines without the backend: the module must not import the backend's
+    drivers or libraries before ``open_engine`` is called.
+    """
+
+    @property
+    def COST(self) -> EngineCost:  # noqa: N802 - the constant of a module
+        """The memory requirements of its engines."""
+        ...
+
+    def open_engine(
+        self,
+        address: UnitAddress,
+        program: Program,
+        *,
+        num_blocks: int,
+        max_step_tokens: int,
+        num_threads: int,
+        arithmetic: Arithmetic,
+        pool: ThreadPool | None,
+        num_states: int = 0,
+    ) -> LoadableEngine:
+        """Open an engine on a unit of this backend; see :func:`open_engine`."""
+        ...
+
+
+def module_named(engine: str) -> EngineModule:
+    """Import the module of a backend. Raises ``EngineError`` if it does not work at all."""
+    return cast(EngineModule, import_module(engine))
+
 
 CostOf = Callable[[str], "EngineCost"]
 """``cost_of`` with a table of backends."""
@@ -136,4 +172,37 @@ def check_backend(
         f"the backend {backend} {problem}",
         missing=missing,
         hint=f"use the CPU: give --backend {NATIVE} to run, bench or potluck up",
+    )
+
+
+def open_engine(
+    address: UnitAddress,
+    program: Program,
+    *,
+    num_blocks: int,
+    max_step_tokens: int,
+    num_threads: int,
+    arithmetic: Arithmetic = Arithmetic.EXACT,
+    pool: ThreadPool | None = None,
+    num_states: int = 0,
+) -> LoadableEngine:
+    """Open the engine of one stage on a unit, without its weights.
+
+    ``num_blocks`` cache blocks and ``num_states`` state slots are allocated with it. A backend that
+    is configured by the environment sets this process's before it imports its library.
+    ``arithmetic`` is one that the unit supports (``engines.arithmetic_choice``), and is ignored by
+    backends other than the native one. Engines that compute with threads of this process share
+    ``pool``; without one, such an engine creates its own with ``num_threads``. The caller must
+    close the engine. Raises ``EngineError`` if the unit cannot be used, and ``UnitFaultError`` if
+    it failed.
+    """
+    return module_named(address.engine).open_engine(
+        address,
+        program,
+        num_blocks=num_blocks,
+        max_step_tokens=max_step_tokens,
+        num_threads=num_threads,
+        arithmetic=arithmetic,
+        pool=pool,
+        num_states=num_states,
     )

@@ -297,8 +297,7 @@ def _iq4_xs(blocks: Bytes) -> Floats:
     """
     shifts = np.arange(0, 16, 2, dtype=np.uint16)
     top = (np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> shifts) & 3
-    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
-    scales = (low + 16 * top).astype(np.float32) - np.float32(32)
+    scales = (_split(blocks[:, 4:8], 4) + 16 * top).astype(np.float32) - np.float32(32)
     scale = _f16(blocks[:, :2]) * scales
     values = _looked_up(_IQ4_VALUES, blocks[:, 8:].reshape(-1, 16)).reshape(-1, 8, 32)
     return _scaled(scale, values)

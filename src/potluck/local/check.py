@@ -24,7 +24,7 @@ from potluck.catalog import (
     read_profile,
 )
 from potluck.engines.backends import BACKENDS, abilities_of
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.sizes import fitting_size_hint, stronger_quantizations
 from potluck.errors import ParameterError, PotluckError
 from potluck.formats.encodings import read_encoding
@@ -54,7 +54,7 @@ from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes
-from potluck.types.stage import StagePlan
+from potluck.types.stage import StagePlan, StageSize
 from potluck.types.text import ChatMessage
 from potluck.weights.load import check_weights, remark_lines
 

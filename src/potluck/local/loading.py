@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from potluck.catalog import ModelDescription, read_profile
 from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_on
 from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
-from potluck.engines.loading import Room, StageSize
+from potluck.engines.loading import Room
 from potluck.engines.loading.prepare import LoadPlan, count_stages, plan_stages
 from potluck.engines.loading.sizes import stronger_quantizations
 from potluck.engines.native.engine import choose_isa
@@ -27,6 +27,7 @@ from potluck.types.choices import ArithmeticChoice, Quantization
 from potluck.types.hardware import Device, ProbeReport
 from potluck.types.memory import MemoryLimit
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.unit import NATIVE, Role, UnitAddress, backend_of
 
 

@@ -174,7 +174,9 @@ def _by_memory(units: Sequence[_Unit], *, is_forced: bool) -> list[ChosenUnit]:
             of_device = [unit for unit in units if unit.device.device_id == device_id]
             best = _fastest(of_device)
             fastest.append(best)
-            found += [_idle(unit, best) for unit in of_device if unit != best]
+            found += [
+                unit.chosen(Role.IDLE, _slower(unit, best)) for unit in of_device if unit != best
+            ]
         best = first_of[memory] = _fastest(fastest)
         found += [_beside(unit, best) for unit in fastest if unit != best]
     return found + _over_memories(first_of, is_forced=is_forced)
@@ -207,8 +209,7 @@ def _over_memories(first_of: Mapping[str, _Unit], *, is_forced: bool) -> list[Ch
     if own is None:
         return found
     if faster:
-        reason = _unmeasured(own) if own.decode is None else _slower(own, _fastest(faster))
-        found.append(own.chosen(Role.RESERVE, reason))
+        found.append(own.chosen(Role.RESERVE, _slower(own, _fastest(faster))))
     elif own.decode is None:
         found.append(own.chosen(Role.SERVES if own.is_cpu else Role.RESERVE, _unmeasured(own)))
     else:
@@ -229,30 +230,25 @@ def _fastest(units: Sequence[_Unit]) -> _Unit:
     )
 
 
-def _idle(unit: _Unit, best: _Unit) -> ChosenUnit:
-    """Return the role of a unit on the device that ``best`` uses."""
-    reason = _unmeasured(unit) if unit.decode is None else _slower(unit, best)
-    return unit.chosen(Role.IDLE, reason)
-
-
 def _beside(unit: _Unit, best: _Unit) -> ChosenUnit:
     """Return the role of a unit on another device that shares the memory of ``best``."""
-    reason = f"{_slower(unit, best)}, which uses the same memory"
     on_cores = unit.device.is_software or best.device.is_software
-    return unit.chosen(
-        Role.IDLE if on_cores else Role.RESERVE,
-        _unmeasured(unit) if unit.decode is None else reason,
-    )
+    reason = _slower(unit, best, ", which uses the same memory")
+    return unit.chosen(Role.IDLE if on_cores else Role.RESERVE, reason)
 
 
-def _slower(unit: _Unit, best: _Unit) -> str:
-    """Return ``12.3 tokens/s decode; cpu/native reaches 40``, with prefill if it was decisive."""
+def _slower(unit: _Unit, best: _Unit, ending: str = "") -> str:
+    """Return ``12.3 tokens/s decode; cpu/native reaches 40``, with prefill if it was decisive, or
+    why the unit has no rates.
+    """
+    if unit.decode is None:
+        return _unmeasured(unit)
     text = f"{_number(unit.decode)} tokens/s decode"
     other = _number(best.decode)
     if _is_alike(unit, best):
         text += f" and {_number(unit.prefill)} prefill"
         other += f" and {_number(best.prefill)}"
-    return f"{text}; {best.unit_id} reaches {other}"
+    return f"{text}; {best.unit_id} reaches {other}{ending}"
 
 
 def _against(unit: _Unit, best: _Unit) -> str:

@@ -32,12 +32,9 @@ class Detector:
     """A detector: it finds the devices of one vendor or one interface.
 
     ``find`` only reads files, which is fast, and loads no vendor library. ``queries`` depend on the
-    devices that it found; they run concurrently and are merged in order. If ``is_joined`` is set,
-    the devices may be the same as those of other detectors, and are matched with them when all
-    detectors are done (``probe.detectors.opencl_match``).
+    devices that it found; they run concurrently and are merged in order.
     """
 
     name: str
     find: Callable[[System], DetectorReport]
     queries: Callable[[System, DetectorReport], Sequence[VendorQuery]] = lambda *_: ()
-    is_joined: bool = False

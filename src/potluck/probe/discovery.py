@@ -57,16 +57,36 @@ class DeviceDiscovery:
 
     def _ask(self, query: VendorQuery, report: DetectorReport) -> ChildOutcome:
         return guarded(
-            lambda: ask_vendor(
-                query,
-                report,
-                cache=self.cache,
-                retry=self.retry,
-                deadline_seconds=max(
-                    _LEAST_CHILD_SECONDS, _CHILD_SHARE * (self.end - time.monotonic())
-                ),
-            ),
+            lambda: self._answer(query, report),
             lambda reason: ChildFailure(failure=Failure.NOT_STARTED, reason=reason, seconds=0.0),
+        )
+
+    def _answer(self, query: VendorQuery, report: DetectorReport) -> ChildOutcome:
+        """Return the library's answer, or the reason why there is none.
+
+        A library that crashed, hung or used too much memory is not queried again until the kernel,
+        driver, devices or Potluck change, unless ``retry`` is set. Answers are not cached, since
+        they contain values that change.
+        """
+        seconds = max(_LEAST_CHILD_SECONDS, _CHILD_SHARE * (self.end - time.monotonic()))
+        key = fingerprint(
+            " ".join((f"query/{query.module}", *query.arguments)),
+            report.devices,
+            installed_software(()),
+            details=query.details,
+        )
+        return run_unless_quarantined(
+            self.cache,
+            key,
+            lambda: run_child(
+                query.module,
+                query.arguments,
+                deadline_seconds=seconds,
+                max_resident_bytes=_MAX_RESIDENT_BYTES,
+                environment={**os.environ, **query.environment},
+            ),
+            retry=self.retry,
+            deadline_seconds=seconds,
         )
 
 
@@ -90,38 +110,3 @@ def _sound(report: DetectorReport) -> DetectorReport:
         if not isinstance(device, Device):
             raise TypeError(f"{type(device).__name__} is not a device")
     return report
-
-
-def ask_vendor(
-    query: VendorQuery,
-    report: DetectorReport,
-    *,
-    cache: ProbeCache,
-    retry: bool = False,
-    deadline_seconds: float = 20.0,
-) -> ChildOutcome:
-    """Return the library's answer, or the reason why there is none.
-
-    ``report`` has the devices found from files.
-
-    A library that crashed, hung or used too much memory is not queried again until the kernel,
-    driver, devices or Potluck change, unless ``retry`` is set. Answers are not cached, since they
-    contain values that change.
-    """
-
-    def ask() -> ChildOutcome:
-        return run_child(
-            query.module,
-            query.arguments,
-            deadline_seconds=deadline_seconds,
-            max_resident_bytes=_MAX_RESIDENT_BYTES,
-            environment={**os.environ, **query.environment},
-        )
-
-    key = fingerprint(
-        " ".join((f"query/{query.module}", *query.arguments)),
-        report.devices,
-        installed_software(()),
-        details=query.details,
-    )
-    return run_unless_quarantined(cache, key, ask, retry=retry, deadline_seconds=deadline_seconds)

@@ -29,7 +29,8 @@ from potluck.probe.cache import ProbeCache
 from potluck.probe.detector import Detector
 from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 from potluck.probe.detectors.cpu import cpu_facts
-from potluck.probe.detectors.opencl_match import match_opencl
+from potluck.probe.detectors.opencl import NAME as OPENCL
+from potluck.probe.detectors.opencl import match_opencl
 from potluck.probe.discovery import DeviceDiscovery, with_problem
 from potluck.probe.trials.measuring import cached_measurement, measure_backend
 from potluck.probe.trials.running import failed_trial, is_tried_on, pending_trial, try_backend
@@ -92,16 +93,8 @@ OnProgress = Callable[[str, float], None]
 """Called with a unit's id and the fraction of its measurement that is done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DetectorUpdate:
-    """The result of a detector, intermediate or final."""
-
-    name: str
-    report: DetectorReport
-    is_done: bool
-
-
-_News = queue.SimpleQueue[_DetectorUpdate | Trial]
+_News = queue.SimpleQueue[tuple[str, DetectorReport, bool] | Trial]
+"""The name of a detector, its report, and whether that is final; or a trial."""
 
 
 def probe_node(
@@ -192,6 +185,7 @@ class _Probe:
         detectors: Sequence[Detector],
     ) -> None:
         self._options = options
+        self._wanted = partial(_wanted_trials, options)
         self._cache = cache
         self._news: _News = queue.SimpleQueue()
         self._started = started = time.monotonic()
@@ -206,20 +200,15 @@ class _Probe:
             retry=options.retry,
             end=started + options.deadline_seconds,
         )
-        self._detectors = detectors
-        self._looked = {
-            detector.name: _DetectorUpdate(
-                name=detector.name, report=DetectorReport(detector=detector.name), is_done=False
-            )
-            for detector in detectors
-        }
+        self._found = {each.name: DetectorReport(detector=each.name) for each in detectors}
+        self._running = set(self._found)
         for detector in detectors:
             problem = start_thread(f"probe-{detector.name}", partial(self._look, looker, detector))
             if problem:
                 unseen = DetectorReport(
                     detector=detector.name, problems=(f"was not examined: {problem}",)
                 )
-                self._news.put(_DetectorUpdate(name=detector.name, report=unseen, is_done=True))
+                self._news.put((detector.name, unseen, True))
         self._cpu = looker.find(CPU_DETECTOR)
         self._joined: tuple[DetectorReport, ...] | None = None
         self._trials: dict[str, Trial] = {}
@@ -243,12 +232,14 @@ class _Probe:
             match self._news.get(timeout=max(0.0, end - time.monotonic())):
                 case Trial() as trial:
                     self._trials.setdefault(trial.unit_id, trial)
-                case looked:
-                    self._looked[looked.name] = looked
-                    is_new = looked.is_done and bool(looked.report.devices)
+                case name, report, is_final:
+                    self._found[name] = report
+                    if is_final:
+                        self._running.discard(name)
+                    is_new = is_final and bool(report.devices)
         except queue.Empty:
             self._give_up()
-        if self._joined is None and all(looked.is_done for looked in self._looked.values()):
+        if self._joined is None and not self._running:
             self._join()
             is_new = True
         return is_new and self._is_cpu_tried()
@@ -283,19 +274,18 @@ class _Probe:
     def _look(self, looker: DeviceDiscovery, detector: Detector) -> None:
         """Run in a separate thread: report the devices found from files, then the full result."""
         found = looker.find(detector)
-        self._news.put(_DetectorUpdate(name=detector.name, report=found, is_done=False))
-        queried = looker.ask(detector, found)
-        self._news.put(_DetectorUpdate(name=detector.name, report=queried, is_done=True))
+        self._news.put((detector.name, found, False))
+        self._news.put((detector.name, looker.ask(detector, found), True))
 
     def _give_up(self) -> None:
         """Mark missing results as pending, since the deadline has passed."""
         seconds = time.monotonic() - self._started
         if self._joined is None:
             reason = f"has not responded after {seconds:.0f} s"
-            for name, looked in self._looked.items():
-                if not looked.is_done:
-                    report = replace(with_problem(looked.report, reason), is_pending=True)
-                    self._looked[name] = _DetectorUpdate(name=name, report=report, is_done=True)
+            for name in self._running:
+                report = with_problem(self._found[name], reason)
+                self._found[name] = replace(report, is_pending=True)
+            self._running.clear()
             return
         reason = f"its test did not finish within {seconds:.0f} s"
         for unit_id, spec, device in self._wanted(self._reports()):
@@ -305,7 +295,7 @@ class _Probe:
         """Match OpenCL's devices when all detectors are done, and start the trials of all of
         them.
         """
-        reports = tuple(looked.report for looked in self._looked.values())
+        reports = tuple(self._found.values())
         self._joined = guarded(
             lambda: match_opencl(reports),
             lambda reason: tuple(with_problem(report, reason) for report in reports),
@@ -347,20 +337,17 @@ class _Probe:
         return known or trial
 
     def _reports(self) -> tuple[DetectorReport, ...]:
-        """Return the reports of the CPU and of the detectors whose devices are final."""
+        """Return the reports of the CPU and of the detectors whose devices are final: those of
+        OpenCL may be the same as others', so they are not final before they were matched.
+        """
         if self._joined is not None:
             return (self._cpu, *self._joined)
         done = (
-            self._looked[detector.name].report
-            for detector in self._detectors
-            if self._looked[detector.name].is_done and not detector.is_joined
+            report
+            for name, report in self._found.items()
+            if name not in self._running and name != OPENCL
         )
         return (self._cpu, *done)
-
-    def _wanted(
-        self, reports: Sequence[DetectorReport]
-    ) -> Iterator[tuple[str, BackendSpec, Device]]:
-        return _wanted_trials(self._options, reports)
 
     def _is_cpu_tried(self) -> bool:
         cpu = [unit_id for unit_id, _, _ in self._wanted([self._cpu])]

@@ -136,7 +136,7 @@ class BackendSpec:
     """A backend, identified by the module that tests it (``python -m``; ``probe.trials.running``).
 
     ``kinds`` and ``makes`` are the kinds and vendors of devices on which it is tried; no makes
-    means all. ``engine`` is the module with its engine (``engines.opening.EngineModule``); a
+    means all. ``engine`` is the module with its engine (``engines.backends.EngineModule``); a
     backend without one is tried, but cannot hold stages.
     ``packages`` are the distributions whose versions are part of a trial's fingerprint.
     ``api`` is the interface that a device must have, or empty. If ``is_software``, it is only tried

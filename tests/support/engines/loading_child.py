@@ -31,12 +31,13 @@ from potluck.catalog import (
 )
 from potluck.cluster.transfer.client import TransferClient
 from potluck.engines.backends import native_unit
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.load import load_stage
 from potluck.types.choices import Quantization
 from potluck.types.content import Manifest
 from potluck.types.engine import LoadableEngine
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.step import (
     KV_BLOCK_TOKENS,
     SamplingParams,

@@ -19,7 +19,6 @@ from support.reference.sampling import sample, score
 from support.text.token_masks import mask_rows
 from tinygrad.helpers import GlobalCounters
 
-from potluck.engines.tinygrad import pieces as sizes
 from potluck.engines.tinygrad.backend import COST
 from potluck.engines.tinygrad.compiled import open_device
 from potluck.engines.tinygrad.engine import TinygradEngine
@@ -27,6 +26,7 @@ from potluck.errors import EngineError, ParameterError, UnitFaultError
 from potluck.models.layers import with_attention, with_layers
 from potluck.models.program import build_program
 from potluck.models.rope import rope_tables
+from potluck.types.arithmetic import Arithmetic
 from potluck.types.engine import Engine, StepResult
 from potluck.types.model import (
     AttentionConfig,
@@ -454,8 +454,9 @@ def check_memory_is_no_more_than_counted() -> None:
         before = GlobalCounters.mem_used
         engine = _new(program)
         engine.warm_up()
-        cache_bytes = sizes.cache_bytes(program, NUM_BLOCKS, has_f16=open_device().has_f16)
-        counted = engine.weights_bytes + cache_bytes + sizes.scratch_bytes(program, 64)
+        cache_bytes = COST.cache_bytes(program, NUM_BLOCKS) // (2 if open_device().has_f16 else 1)
+        scratch_bytes = COST.scratch_bytes(program, 64, num_threads=1, arithmetic=Arithmetic.EXACT)
+        counted = engine.weights_bytes + cache_bytes + scratch_bytes
         taken = GlobalCounters.mem_used - before
         assert 0.5 * counted < taken <= counted, (taken, counted)
         engine.close()

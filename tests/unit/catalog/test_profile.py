@@ -12,9 +12,10 @@ import pytest
 from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.errors import ModelFileError, ModelNotFoundError, PotluckError, UnsupportedModelError
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.tensor import TensorFormat, TensorInfo
 
 NUM_LAYERS = 3

@@ -19,10 +19,16 @@ from support.models.recurrent_configs import (
     parallel_config,
 )
 
-from potluck.engines.backends import BACKENDS, check_backend, cost_of, native_unit, unit_address
+from potluck.engines.backends import (
+    BACKENDS,
+    check_backend,
+    cost_of,
+    native_unit,
+    open_engine,
+    unit_address,
+)
 from potluck.engines.native import engine as native
 from potluck.engines.native.program import core_program
-from potluck.engines.opening import open_engine
 from potluck.engines.tinygrad.backend import _enter
 from potluck.errors import EngineError, UnsupportedModelError
 from potluck.kernels import runner

@@ -11,7 +11,6 @@ from support.cluster.node_reports import node_report
 from support.machines import hardware
 
 from potluck.cluster.wire.calls import decode, encode
-from potluck.engines.loading import StagePlan, StageSize
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.placement.plan import computing_in, plan_in
 from potluck.placement.planned import PlannedModel, PlannedStage
@@ -22,6 +21,7 @@ from potluck.types.deployment import DeploymentRecord
 from potluck.types.hardware import Figure, Figures, Origin, Trial
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.program import Shard
+from potluck.types.stage import StagePlan, StageSize
 from potluck.types.unit import Role
 
 EXACT, PAIRS, AMX, I8MM = Arithmetic

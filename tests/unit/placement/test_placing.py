@@ -14,7 +14,6 @@ from support.models.sparse_models import SparseModel
 
 from potluck.catalog import describe_model, read_profile
 from potluck.engines.backends import BACKENDS, cost_of
-from potluck.engines.loading import StageSize
 from potluck.engines.loading.plan import plan_worker
 from potluck.engines.loading.sizes import on_unit
 from potluck.errors import (
@@ -44,6 +43,7 @@ from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Preferences, Rejection
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.types.tensor import COMPUTED_FORMATS, TensorFormat
 from potluck.types.unit import NATIVE, Role
 

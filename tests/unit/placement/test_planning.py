@@ -14,7 +14,6 @@ from potluck.cluster.wire.worker_messages import Load, StageSpec
 from potluck.cluster.worker import loading
 from potluck.cluster.worker.loading import load_for
 from potluck.engines.backends import cost_of, native_unit
-from potluck.engines.loading import StagePlan, StageSize
 from potluck.engines.loading.plan import plan_worker
 from potluck.errors import InsufficientMemoryError
 from potluck.placement.costs import model_cost
@@ -28,6 +27,7 @@ from potluck.types.node import CPU_UNIT
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes
+from potluck.types.stage import StagePlan, StageSize
 
 NODE = NodeId("a" * 16)
 NUM_LAYERS = 3

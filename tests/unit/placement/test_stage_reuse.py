@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from support.cluster.node_reports import node_report
 from support.placement.grouping import groups_of
 
-from potluck.engines.loading import StageSize
 from potluck.placement.cuts import shard_of
 from potluck.placement.stage_reuse import (
     Holding,
@@ -32,6 +31,7 @@ from potluck.types.memory import MemoryPlan
 from potluck.types.node import UnitReport
 from potluck.types.placement import ModelCost, UnitOffer
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 
 NUM_LAYERS = 8
 LAYER, EMBEDDING, HEAD, FIXED = 100, 30, 20, 7

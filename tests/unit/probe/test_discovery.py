@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from support.engines.fake_backends.behaviour import CALLS, device
 
 from potluck.host.child import ChildAnswer, ChildFailure, ChildOutcome, Failure
+from potluck.host.system import THIS_MACHINE
 from potluck.probe.cache import ProbeCache
-from potluck.probe.detector import VendorQuery
-from potluck.probe.discovery import ask_vendor
+from potluck.probe.detector import Detector, VendorQuery
+from potluck.probe.discovery import DeviceDiscovery
 from potluck.types.hardware import DetectorReport
 
 TESTS = Path(__file__).parents[2]
@@ -30,7 +33,27 @@ def ask(
     query = VendorQuery(
         module=f"support.engines.fake_backends.{module}", merge=lambda report, _: report, **more
     )
-    return ask_vendor(query, report, cache=cache, retry=retry, deadline_seconds=20)
+    return ask_vendor(query, report, cache=cache, retry=retry)
+
+
+def ask_vendor(
+    query: VendorQuery, report: DetectorReport, *, cache: ProbeCache, retry: bool = False
+) -> ChildOutcome:
+    """What a detector's only query is told within 20 s."""
+    outcomes: list[ChildOutcome] = []
+
+    def merge(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
+        outcomes.append(outcome)
+        return report
+
+    telling = dataclasses.replace(query, merge=merge)
+    detector = Detector(name="nvidia", find=lambda _: report, queries=lambda *_: (telling,))
+    discovery = DeviceDiscovery(
+        system=THIS_MACHINE, cache=cache, retry=retry, end=time.monotonic() + 25
+    )
+    assert discovery.ask(detector, report) == report
+    (outcome,) = outcomes
+    return outcome
 
 
 def failure(outcome: ChildOutcome) -> Failure | None:

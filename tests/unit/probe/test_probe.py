@@ -398,7 +398,7 @@ def test_what_may_be_another_layer_s_is_told_when_all_are_done(cache: ProbeCache
     shown = dataclasses.replace(
         mali, device_id="opencl-mali-0", device_files=(), interfaces=(interface,)
     )
-    joined = dataclasses.replace(a_detector("opencl", shown), is_joined=True)
+    joined = a_detector("opencl", shown)
     slow = a_detector("mali", mali, before=lambda: time.sleep(0.5))
     probed = Probed(cache, joined, slow)
     assert probed.device_ids == ["cpu", "of-mali"]

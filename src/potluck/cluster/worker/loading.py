@@ -23,11 +23,11 @@ from potluck.catalog import (
 from potluck.catalog.needs import sample_shard
 from potluck.cluster.wire.worker_messages import Load, StageSpec
 from potluck.cluster.worker.block_keeper import KeptBlocks, open_keeper
-from potluck.engines.loading import PackedCache, Room, StageSize, default_packed_folder
+from potluck.engines.backends import open_engine
+from potluck.engines.loading import PackedCache, Room, default_packed_folder
 from potluck.engines.loading.load import LoadedStage
 from potluck.engines.loading.plan import plan_worker
 from potluck.engines.loading.prepare import plan_stages, prepare_stages
-from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, PotluckError
 from potluck.grammars.limits import grammar_bytes
 from potluck.grammars.vocabulary import Vocabulary
@@ -41,6 +41,7 @@ from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes, format_seconds
 from potluck.types.quantization import target_format
+from potluck.types.stage import StageSize
 from potluck.types.tensor import TensorFormat
 from potluck.weights.load import remark_lines
 

@@ -45,8 +45,8 @@ from potluck.cluster.worker.loading import LoadedShare, load_for
 from potluck.cluster.worker.serving import ServedStage, Serving, ServingCallbacks
 from potluck.cluster.worker.watch import CallWatch
 from potluck.cluster.worker.watched_engine import open_watched
+from potluck.engines.backends import open_engine
 from potluck.engines.loading.load import LoadedStage
-from potluck.engines.opening import open_engine
 from potluck.errors import DefectError, PotluckError, UnitFaultError
 from potluck.grammars.step_masks import StepMasks
 from potluck.host.child_start import end_with

@@ -15,7 +15,7 @@ from potluck.cluster.worker.watch import (
     STEP_TOKENS,
     CallWatch,
 )
-from potluck.engines.opening import open_engine
+from potluck.engines.backends import open_engine
 from potluck.errors import EngineError, UnitFaultError
 from potluck.types.engine import NO_MASKS, BlockFormat, LoadableEngine, StepResult
 from potluck.types.tensor import TensorInfo, TensorSink

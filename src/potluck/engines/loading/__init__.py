@@ -10,20 +10,13 @@ from potluck.engines.loading.packed_cache import (
     default_packed_folder,
 )
 from potluck.engines.loading.plan import matrix_formats, plan_stage
-from potluck.engines.loading.sizes import (
-    Room,
-    combined,
-    require_memory,
-)
-from potluck.types.stage import StagePlan, StageSize
+from potluck.engines.loading.sizes import Room, combined, require_memory
 
 __all__ = [
     "NotPackedError",
     "PackedCache",
     "PackedWeights",
     "Room",
-    "StagePlan",
-    "StageSize",
     "combined",
     "default_packed_folder",
     "load",

@@ -11,12 +11,12 @@ import numpy as np
 
 from potluck.catalog import ModelDescription, canonical_source
 from potluck.catalog.needs import announce
+from potluck.engines.backends import open_engine
 from potluck.engines.dequantize import dequantize
 from potluck.engines.loading.packed_cache import PackedWeights
 from potluck.engines.loading.packed_key import weights_key
 from potluck.engines.native.engine import NativeEngine, convert_on
 from potluck.engines.native.pool import ThreadPool
-from potluck.engines.opening import open_engine
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import build_program, program_to_count
 from potluck.models.rope import rope_tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from potluck.engines.backends import check_backend, cost_of
 from potluck.errors import ParameterError
@@ -71,7 +71,10 @@ def plan_stage(
     by_format = tuple(weights.most_common())
     staging = staging_bytes(stored, loaded) + profile.decoding_bytes
     if size.is_mapped:
-        staging += _packing_bytes(loaded)
+        # Imported here, so that agents that do not plan can start without the compiled core.
+        from potluck.engines.native.packing import packing_bytes
+
+        staging += packing_bytes(loaded)
     else:
         staging += max(map(engine.staging_bytes, loaded), default=0)
     has_rope = bool(program.ropes)
@@ -122,13 +125,6 @@ def _multiplied(program: Program) -> frozenset[str]:
     return frozenset(names)
 
 
-def _packing_bytes(loaded: Sequence[TensorInfo]) -> int:
-    # Imported here, so that agents that do not plan can start without the compiled core.
-    from potluck.engines.native.packing import packing_bytes
-
-    return packing_bytes(loaded)
-
-
 def plan_worker(
     profile: ModelProfile,
     shard: Shard,
@@ -155,10 +151,4 @@ def plan_worker(
             sequences_in_step(size.max_step_tokens),
             profile.config.hidden_size,
         )
-    return plan_stage(
-        profile,
-        shard,
-        size,
-        process_bytes=own_bytes,
-        cost=cost,
-    )
+    return plan_stage(profile, shard, size, process_bytes=own_bytes, cost=cost)

@@ -16,6 +16,7 @@ from typing import Protocol
 from potluck import kernels
 from potluck.catalog import ModelDescription, canonical_source, open_weights
 from potluck.catalog.needs import announce
+from potluck.engines.backends import module_named, open_engine
 from potluck.engines.dequantize import dequantize
 from potluck.engines.loading.load import LoadedStage, load_stage
 from potluck.engines.loading.packed_cache import NotPackedError, PackedCache, PackedWeights, Write
@@ -25,7 +26,6 @@ from potluck.engines.loading.sizes import Room, combined, require_memory
 from potluck.engines.native.engine import convert_on, loaded_bytes
 from potluck.engines.native.packing import PackingSink, packed_info
 from potluck.engines.native.pool import ThreadPool, make_pool
-from potluck.engines.opening import module_named, open_engine
 from potluck.formats.packed import packed_layout
 from potluck.formats.source import FileTensorSource
 from potluck.models.program import program_to_count

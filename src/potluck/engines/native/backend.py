@@ -1,4 +1,4 @@
-"""The native backend's interface for loading and planning (``engines.opening.EngineModule``).
+"""The native backend's interface for loading and planning (``engines.backends.EngineModule``).
 
 Importing it requires the compiled core.
 """
@@ -74,7 +74,7 @@ def open_engine(
     pool: ThreadPool | None,
     num_states: int = 0,
 ) -> NativeEngine:
-    """See ``engines.opening.open_engine``; without a ``pool`` it creates one of ``num_threads``.
+    """See ``engines.backends.open_engine``; without a ``pool`` it creates one of ``num_threads``.
 
     If ``arithmetic`` is fast, its instruction set is used.
     """

@@ -132,7 +132,11 @@ def convert_on(pool: ThreadPool) -> Convert:
         num_columns: int,
     ) -> None:
         if stored.has_kernels:
-            convert_stored(rows, stored, out, loaded, num_rows, num_columns)
+            pool.follow_cores()
+            with core_errors("the weights are damaged: download or convert the model again"):
+                kernels.convert_rows(
+                    rows, stored.label, loaded.label, num_rows, num_columns, out, pool
+                )
             return
         step = max(1, _DECODED_VALUES // num_columns)
         read, written = stored.row_bytes(num_columns), loaded.row_bytes(num_columns)
@@ -140,29 +144,7 @@ def convert_on(pool: ThreadPool) -> Convert:
             end = min(start + step, num_rows)
             values = dequantize(rows[start * read : end * read], stored, num_columns)
             part = out[start * written : end * written]
-            convert_stored(
-                values.data.cast("B"), TensorFormat.F32, part, loaded, end - start, num_columns
-            )
-
-    def convert_stored(
-        rows: memoryview,
-        stored: TensorFormat,
-        out: memoryview,
-        loaded: TensorFormat,
-        num_rows: int,
-        num_columns: int,
-    ) -> None:
-        pool.follow_cores()
-        with core_errors("the weights are damaged: download or convert the model again"):
-            kernels.convert_rows(
-                rows,
-                stored.label,
-                loaded.label,
-                num_rows,
-                num_columns,
-                out,
-                pool,
-            )
+            convert(values.data.cast("B"), TensorFormat.F32, part, loaded, end - start, num_columns)
 
     return convert
 
@@ -294,9 +276,8 @@ class NativeEngine:
         ops = self._program.ops
         labels = [""] * len(ops)
         for part in parts:
-            together = range(part.first_op, part.end_op)
-            for index in together:
-                labels[index] = label_of([ops[each] for each in together])
+            together = slice(part.first_op, part.end_op)
+            labels[together] = [label_of(ops[together])] * len(ops[together])
         return tuple(labels)
 
     def step(self, step: Step, hidden: Floats | None, masks: TokenMasks = NO_MASKS) -> StepResult:

@@ -101,11 +101,7 @@ def core_program(program: Program) -> runner.Program:
         )
 
 
-_POOLINGS = {
-    Pooling.LAST: runner.Pooling.LAST,
-    Pooling.CLS: runner.Pooling.CLS,
-    Pooling.MEAN: runner.Pooling.MEAN,
-}
+_POOLINGS = {each: runner.Pooling[each.name] for each in Pooling}
 
 
 def core_slice(part: SequenceSlice) -> runner.Slice:

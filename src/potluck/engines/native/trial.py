@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from potluck.errors import PotluckError
+from potluck.types.arithmetic import Arithmetic, arithmetics_with
 from potluck.types.quantities import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from potluck.engines.native.engine import NativeEngine
-    from potluck.types.arithmetic import Arithmetic
     from potluck.types.engine import MakeEngine
-    from potluck.types.program import Program
 
 _TEST_THREADS = 2
 """Number of threads, as dividing work among threads is part of the test."""
@@ -64,7 +63,6 @@ def _measure(isa: str, num_threads: int, max_weights_bytes: int) -> Mapping[str,
     from potluck.engines.profiling.rate_program import Stopwatch
     from potluck.host.cores import Throttling, last_level_cache_bytes
     from potluck.host.system import THIS_MACHINE
-    from potluck.types.arithmetic import arithmetics_with
     from potluck.types.tensor import TensorFormat
 
     formats = {
@@ -89,28 +87,12 @@ def _measure(isa: str, num_threads: int, max_weights_bytes: int) -> Mapping[str,
     return measure(setup, max_weights_bytes, print_progress)
 
 
-def _maker(isa: str, num_threads: int, arithmetic: Arithmetic | None = None) -> MakeEngine:
-    """Return a factory of engines that share threads; they use exact arithmetic by default."""
+def _maker(isa: str, num_threads: int, arithmetic: Arithmetic = Arithmetic.EXACT) -> MakeEngine:
+    """Return a factory of engines that share threads."""
     from potluck.engines.native.engine import NativeEngine
     from potluck.engines.native.pool import make_pool
-    from potluck.types.arithmetic import Arithmetic
 
-    pool = make_pool(num_threads)
-
-    def make_engine(
-        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
-    ) -> NativeEngine:
-        return NativeEngine(
-            program,
-            num_blocks=num_blocks,
-            num_states=num_states,
-            max_step_tokens=max_step_tokens,
-            pool=pool,
-            isa=isa,
-            arithmetic=arithmetic or Arithmetic.EXACT,
-        )
-
-    return make_engine
+    return partial(NativeEngine, pool=make_pool(num_threads), isa=isa, arithmetic=arithmetic)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The interface of tinygrad's backends for loading and planning (``engines.opening.EngineModule``).
+"""tinygrad's backends as an ``engines.backends.EngineModule``, for loading and planning.
 
 It does not import tinygrad before an engine is opened, because the environment selects the device.
 """
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from potluck.engines.abilities import TINYGRAD_ABILITIES
-from potluck.engines.tinygrad import pieces
 from potluck.engines.tinygrad.layout import MatrixLayout
+from potluck.engines.tinygrad.pieces import buckets_up_to, num_table_blocks
 from potluck.engines.tinygrad_environment import tinygrad_device, tinygrad_environment
 from potluck.errors import EngineError
+from potluck.types.program import Attention, Head
+from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from potluck.engines.native.pool import ThreadPool
@@ -46,7 +48,7 @@ class TinygradCost:
         """
         if len(info.shape) == 1:
             return info.num_columns * _F32_BYTES
-        return MatrixLayout.of(info).num_bytes
+        return MatrixLayout(info).num_bytes
 
     def cache_bytes(self, program: Program, num_blocks: int, num_states: int = 0) -> int:
         """Return the size on a device without f16, with float32 caches: at most twice the actual
@@ -54,13 +56,30 @@ class TinygradCost:
 
         Programs with states are not supported.
         """
-        return pieces.cache_bytes(program, num_blocks, has_f16=False)
+        row = sum(2 * cache.num_kv_heads * cache.head_dim for cache in program.caches)
+        # One more block is for padding.
+        return (num_blocks + 1) * KV_BLOCK_TOKENS * row * _F32_BYTES
 
     def scratch_bytes(
         self, program: Program, max_step_tokens: int, *, num_threads: int, arithmetic: Arithmetic
     ) -> int:
-        """Return the size, which does not depend on the number of threads and the arithmetic."""
-        return pieces.scratch_bytes(program, max_step_tokens)
+        """Return the maximum memory of the calls of all buckets, for any number of threads and
+        arithmetic.
+
+        Every bucket has its inputs and outputs. In addition, at most the registers, twice (with the
+        copies that products and norms make), and the scores of one attention exist at a time; this
+        count assumes that registers do not share memory, although tinygrad's do.
+        """
+        context = num_table_blocks(program) * KV_BLOCK_TOKENS
+        widths = sum(register.width for register in program.registers)
+        scores = max(
+            (op.num_heads * context for op in program.ops if isinstance(op, Attention)), default=0
+        )
+        logits = max((op.vocab_size for op in program.ops if isinstance(op, Head)), default=0)
+        given = 4 + num_table_blocks(program) + 2 * program.hidden_size
+        given += sum(2 * int(rope.cos.shape[1]) for rope in program.ropes)
+        per_token = 2 * widths + scores + logits + given
+        return _F32_BYTES * per_token * sum(buckets_up_to(max_step_tokens))
 
     def staging_bytes(self, loaded: TensorInfo) -> int:
         """Return the size of groups of panels in transfer, or of a vector as received and as
@@ -68,7 +87,7 @@ class TinygradCost:
         """
         if len(loaded.shape) == 1:
             return loaded.num_columns * (2 * _F32_BYTES)
-        return MatrixLayout.of(loaded).staging_bytes
+        return MatrixLayout(loaded).staging_bytes
 
 
 COST = TinygradCost()
@@ -85,7 +104,7 @@ def open_engine(
     pool: ThreadPool | None,
     num_states: int = 0,
 ) -> TinygradEngine:
-    """See ``engines.opening.open_engine``. ``pool`` is for sampling; whatever the
+    """See ``engines.backends.open_engine``. ``pool`` is for sampling; whatever the
     ``arithmetic``, it has one of its own. No program that it computes has states.
 
     It changes this process's environment permanently: a process can use only one device through

@@ -20,7 +20,7 @@ from potluck.engines.tinygrad.attention import (
     copy_block,
 )
 from potluck.engines.tinygrad.compiled import Compiled, new_tensor, read, write
-from potluck.engines.tinygrad.pieces import BUCKETS, bucket_for, num_table_blocks
+from potluck.engines.tinygrad.pieces import bucket_for, buckets_up_to, num_table_blocks
 from potluck.errors import EngineError
 from potluck.types.program import (
     HIDDEN,
@@ -218,7 +218,7 @@ class Calls:
         self._device = device
         self._weights = weights
         self._head = program.head
-        self.buckets = tuple(size for size in BUCKETS if size == 1 or max_rows > 1)
+        self.buckets = buckets_up_to(max_rows)
         cache_dtype = dtypes.half if device.has_f16 else dtypes.float
         num_slots = (num_blocks + 1) * KV_BLOCK_TOKENS
         self._caches = tuple(

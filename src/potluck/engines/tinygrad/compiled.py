@@ -80,14 +80,6 @@ def read(tensor: Tensor, out: NDArray[Any]) -> None:
     buffer.allocator._copyout(out.data.cast("B"), buffer._buf)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Use:
-    """The first and the last of a call's kernels that use a buffer."""
-
-    first: int
-    last: int
-
-
 def _shared_scratch(linear: UOp) -> UOp:
     """Return the kernels of ``linear``, in which later intermediate buffers reuse earlier ones.
 
@@ -98,15 +90,17 @@ def _shared_scratch(linear: UOp) -> UOp:
     does not support; without it, every layer would keep its own buffers. Here whole buffers are
     reused.
     """
-    uses: dict[UOp, _Use] = {}
+    first_uses: dict[UOp, int] = {}
+    last_uses: dict[UOp, int] = {}
     for index, kernel in enumerate(linear.src):
         for buffer in _intermediates(kernel):
-            uses.setdefault(buffer, _Use(first=index, last=index)).last = index
+            first_uses.setdefault(buffer, index)
+            last_uses[buffer] = index
     places: dict[UOp, UOp] = {}
     free: list[UOp] = []
     in_use: dict[UOp, int] = {}
-    for buffer, use in sorted(uses.items(), key=lambda item: item[1].first):
-        ended = [place for place, last in in_use.items() if last < use.first]
+    for buffer, first in first_uses.items():
+        ended = [place for place, last in in_use.items() if last < first]
         for place in ended:
             del in_use[place]
         free += ended
@@ -119,7 +113,7 @@ def _shared_scratch(linear: UOp) -> UOp:
         if place in free:
             free.remove(place)
         places[buffer] = place
-        in_use[place] = use.last
+        in_use[place] = last_uses[buffer]
     return linear.substitute(places, walk=True)
 
 

@@ -125,11 +125,11 @@ def linear_kernel(
     def kernel(out: UOp, words: UOp, *others: UOp) -> UOp:
         x = others[-1]
         ids = itertools.count()
-        decoder = DECODERS[layout.format]
+        decoder = DECODERS[layout.info.format]
         panel = UOp.range(layout.num_panels, next(ids), launch.panel_axis)
         row = UOp.range(PANEL_ROWS, next(ids), launch.row_axis)
         num_rows = layout.num_panels * PANEL_ROWS
-        tile, parts = distribution(launch, layout.format, num_rows, num_tokens)
+        tile, parts = distribution(launch, layout.info.format, num_rows, num_tokens)
         tiles = UOp.range(num_tokens // tile, next(ids), launch.panel_axis)
         within = UOp.range(tile, next(ids), AxisType.UPCAST)
         token = tiles * tile + within
@@ -164,7 +164,7 @@ def linear_kernel(
             ]
             total = _reduced(_sum(products), outer, part, *loops)
         store = out[token, panel, row].store(total)
-        name = f"linear_{layout.format.label}_{num_tokens}"
+        name = f"linear_{layout.info.format.label}_{num_tokens}"
         return store.end(panel, row, tiles, within).sink(
             arg=KernelInfo(name=name, opts_to_apply=())
         )
@@ -181,7 +181,7 @@ def rows_kernel(layout: MatrixLayout, num_tokens: int, launch: Launch, to_float:
     def kernel(out: UOp, words: UOp, *others: UOp) -> UOp:
         tokens = others[-1]
         ids = itertools.count()
-        decoder = DECODERS[layout.format]
+        decoder = DECODERS[layout.info.format]
         token = UOp.range(num_tokens, next(ids), launch.panel_axis)
         block = UOp.range(layout.num_blocks, next(ids), launch.panel_axis)
         loops = tuple(UOp.range(size, next(ids), launch.panel_axis) for size in decoder.loops)
@@ -197,7 +197,7 @@ def rows_kernel(layout: MatrixLayout, num_tokens: int, launch: Launch, to_float:
         return (
             UOp.group(*stores)
             .end(token, block, *loops)
-            .sink(arg=KernelInfo(name=f"rows_{layout.format.label}", opts_to_apply=()))
+            .sink(arg=KernelInfo(name=f"rows_{layout.info.format.label}", opts_to_apply=()))
         )
 
     return kernel

@@ -74,38 +74,31 @@ BLOCKS: Mapping[TensorFormat, BlockLayout] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MatrixLayout:
-    """The layout of a matrix ``[num_rows, num_columns]`` of a format."""
+    """The layout of a matrix that is loaded as ``info``."""
 
-    num_rows: int
-    num_columns: int
-    format: TensorFormat
-
-    @classmethod
-    def of(cls, info: TensorInfo) -> MatrixLayout:
-        """Return the layout of a matrix as it is loaded."""
-        return cls(num_rows=info.num_rows, num_columns=info.num_columns, format=info.format)
+    info: TensorInfo
 
     @property
     def block(self) -> BlockLayout:
         """The block layout of its format."""
-        return BLOCKS[self.format]
+        return BLOCKS[self.info.format]
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks per row."""
-        return -(-self.num_columns // self.block.num_elements)
+        return -(-self.info.num_columns // self.block.num_elements)
 
     @property
     def padded_columns(self) -> int:
-        """``num_columns``, rounded up to whole blocks."""
+        """The number of columns, rounded up to whole blocks."""
         return self.num_blocks * self.block.num_elements
 
     @property
     def num_panels(self) -> int:
         """Number of panels; the last one may be padded."""
-        return -(-self.num_rows // PANEL_ROWS)
+        return -(-self.info.num_rows // PANEL_ROWS)
 
     @property
     def panel_bytes(self) -> int:
@@ -135,11 +128,6 @@ class MatrixLayout:
         return min(max(1, GROUP_BYTES // self.panel_bytes), self.num_panels)
 
     @property
-    def row_bytes(self) -> int:
-        """Stored bytes per row."""
-        return self.format.row_bytes(self.num_columns)
-
-    @property
     def staging_bytes(self) -> int:
         """Host memory used while rows are copied to the device.
 
@@ -162,9 +150,9 @@ def arrange(
     num_rows = len(stored)
     num_panels = -(-num_rows // PANEL_ROWS)
     padded_bytes = layout.num_blocks * block.num_bytes
-    if num_rows < num_panels * PANEL_ROWS or layout.row_bytes < padded_bytes:
+    if num_rows < num_panels * PANEL_ROWS or layout.info.row_bytes < padded_bytes:
         padded = np.zeros((num_panels * PANEL_ROWS, padded_bytes), np.uint8)
-        padded[:num_rows, : layout.row_bytes] = stored
+        padded[:num_rows, : layout.info.row_bytes] = stored
         stored = padded
     blocks = stored.reshape(num_panels, PANEL_ROWS, layout.num_blocks, block.num_bytes)
     half, body = np.empty(0, np.uint8), blocks

@@ -1,17 +1,14 @@
-"""Split steps into the calls that compute them: pieces of a bucket's size, and the memory that a
-program needs in addition to its weights. Does not import tinygrad.
-"""
+"""Split steps into the calls that compute them, pieces of a bucket's size, without tinygrad."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potluck.scheduling.blocks import blocks_for
-from potluck.types.program import Attention, Head
 from potluck.types.step import KV_BLOCK_TOKENS
 
 if TYPE_CHECKING:
@@ -31,36 +28,10 @@ once for 32 rows, and a desktop GPU starts to be limited by arithmetic; with mor
 increase.
 """
 
-_F32_BYTES = 4
-_F16_BYTES = 2
 
-
-def cache_bytes(program: Program, num_blocks: int, *, has_f16: bool) -> int:
-    """Return the size of the key-value caches of ``num_blocks`` blocks, and of one more for
-    padding.
-    """
-    row = sum(2 * cache.num_kv_heads * cache.head_dim for cache in program.caches)
-    return (num_blocks + 1) * KV_BLOCK_TOKENS * row * (_F16_BYTES if has_f16 else _F32_BYTES)
-
-
-def scratch_bytes(program: Program, max_step_tokens: int) -> int:
-    """Return the maximum memory of the calls of all buckets.
-
-    Every bucket has its inputs and outputs. In addition, at most the registers, twice (with the
-    copies that products and norms make), and the scores of one attention exist at a time; this
-    count assumes that registers do not share memory, although tinygrad's do.
-    """
-    context = num_table_blocks(program) * KV_BLOCK_TOKENS
-    widths = sum(register.width for register in program.registers)
-    scores = max(
-        (op.num_heads * context for op in program.ops if isinstance(op, Attention)), default=0
-    )
-    logits = max((op.vocab_size for op in program.ops if isinstance(op, Head)), default=0)
-    given = 4 + num_table_blocks(program) + 2 * program.hidden_size
-    given += sum(2 * int(rope.cos.shape[1]) for rope in program.ropes)
-    per_token = 2 * widths + scores + logits + given
-    buckets = [size for size in BUCKETS if size == 1 or max_step_tokens > 1]
-    return _F32_BYTES * per_token * sum(buckets)
+def buckets_up_to(max_rows: int) -> tuple[int, ...]:
+    """Return the buckets that steps of at most ``max_rows`` tokens need."""
+    return BUCKETS if max_rows > 1 else (1,)
 
 
 def num_table_blocks(program: Program) -> int:
@@ -118,16 +89,8 @@ def pieces_of(step: Step, *, trash_block: int, has_cache: bool) -> Iterator[Piec
 
 def padding_piece(bucket: int, trash_block: int) -> Piece:
     """Return a piece that consists of padding, with all logits requested."""
-    return Piece(
-        bucket=bucket,
-        first_row=0,
-        num_rows=bucket,
-        tokens=np.zeros(bucket, np.int32),
-        positions=np.zeros(bucket, np.int32),
-        slots=np.full(bucket, trash_block * KV_BLOCK_TOKENS, np.int32),
-        tables=np.full((bucket, 1), trash_block, np.int32),
-        wanted=np.arange(bucket, dtype=np.int32),
-    )
+    padding = _piece([], 0, bucket, trash_block, has_cache=False)
+    return replace(padding, num_rows=bucket, wanted=np.arange(bucket, dtype=np.int32))
 
 
 def bucket_for(num_rows: int) -> int:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from potluck.engines.tinygrad_environment import (
@@ -30,9 +31,7 @@ from potluck.probe.trials.interfaces import read_interface
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from potluck.engines.tinygrad.engine import TinygradEngine
     from potluck.types.engine import MakeEngine
-    from potluck.types.program import Program
     from potluck.types.unit import Interface
 
 _BACKENDS = {"cuda": CUDA, "kfd": AMD, "kgsl": QCOM, "opencl": CL}
@@ -144,16 +143,7 @@ def _maker(interface: Interface | None, variant: str) -> MakeEngine:
     os.environ.update(tinygrad_environment(backend, interface, variant))
     from potluck.engines.tinygrad.engine import TinygradEngine
 
-    device = tinygrad_device(backend, interface)
-
-    def make_engine(
-        program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
-    ) -> TinygradEngine:
-        return TinygradEngine(
-            program, num_blocks=num_blocks, max_step_tokens=max_step_tokens, device=device
-        )
-
-    return make_engine
+    return partial(TinygradEngine, device=tinygrad_device(backend, interface))
 
 
 if __name__ == "__main__":

@@ -93,14 +93,6 @@ def launch_for(device: str) -> Launch:
     return launch
 
 
-def release_memory(device: str) -> None:
-    """Release the memory of freed buffers that tinygrad keeps for reuse."""
-    gc.collect()  # tinygrad's expressions contain reference cycles
-    free_cache = getattr(Device[device].allocator, "free_cache", None)
-    if free_cache is not None:
-        free_cache()
-
-
 def _copy(buffer: Buffer, offset_bytes: int, data: NDArray[np.uint8]) -> None:
     """Copy into part of a buffer and wait, so that no copies are pending in host memory."""
     if _is_opencl(buffer.device):
@@ -173,8 +165,8 @@ class DeviceMatrix:
     def linear(self, x: Tensor) -> Tensor:
         """Return ``x @ weight.T``: float32 ``[T, rows]`` for float32 ``[T, columns]``."""
         num_tokens, layout = x.shape[0], self._layout
-        if layout.padded_columns > layout.num_columns:
-            x = x.pad(((0, 0), (0, layout.padded_columns - layout.num_columns)))
+        if num_missing := layout.padded_columns - x.shape[1]:
+            x = x.pad(((0, 0), (0, num_missing)))
         out = Tensor.empty(
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device
         )
@@ -182,7 +174,7 @@ class DeviceMatrix:
         columns = x.reshape(-1, 1) if num_tokens == 1 else x.T
         kernel = linear_kernel(layout, num_tokens, self._launch, self._to_float)
         out = out.custom_kernel(*self.planes, columns, fxn=kernel)[0]
-        return out.reshape(num_tokens, -1)[:, : layout.num_rows]
+        return out.reshape(num_tokens, -1)[:, : layout.info.num_rows]
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Return ``weight[tokens]``: float32 ``[T, columns]`` for int32 ``[T]``, all valid rows."""
@@ -192,7 +184,7 @@ class DeviceMatrix:
         )
         kernel = rows_kernel(layout, num_tokens, self._launch, self._to_float)
         out = out.custom_kernel(*self.planes, tokens.contiguous(), fxn=kernel)[0]
-        return out[:, : layout.num_columns]
+        return out[:, : layout.info.num_columns]
 
 
 class DeviceWeights:
@@ -238,11 +230,14 @@ class DeviceWeights:
         )
 
     def clear(self) -> None:
-        """Free everything."""
+        """Free everything, and the memory of freed buffers that tinygrad keeps for reuse."""
         self._loading.clear()
         self._matrices.clear()
         self._vectors.clear()
-        release_memory(self._device)
+        gc.collect()  # tinygrad's expressions contain reference cycles
+        free_cache = getattr(Device[self._device].allocator, "free_cache", None)
+        if free_cache is not None:
+            free_cache()
 
     def begin(self, info: TensorInfo) -> None:
         """Allocate the tensor on the device; its name and shape must be the program's."""
@@ -253,9 +248,9 @@ class DeviceWeights:
             plane = Plane(self._device, dtypes.float32, info.num_columns)
             self._loading[info.name] = _LoadingVector(info=info, plane=plane)
             return
-        layout = MatrixLayout.of(info)
+        layout = MatrixLayout(info)
         matrix = DeviceMatrix(self._device, layout, self._launch, self._to_float)
-        rows = np.empty((layout.group_panels * PANEL_ROWS, layout.row_bytes), np.uint8)
+        rows = np.empty((layout.group_panels * PANEL_ROWS, info.row_bytes), np.uint8)
         self._loading[info.name] = _LoadingMatrix(info=info, matrix=matrix, rows=rows)
 
     def write_rows(self, name: str, start_row: int, end_row: int, data: memoryview) -> None:

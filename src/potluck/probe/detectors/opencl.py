@@ -1,14 +1,20 @@
 """OpenCL devices: GPUs, most of which other detectors also find, and software-emulated GPUs.
 
 Files show which drivers are installed (``probe.gpus.icds``). Each is queried in a separate process
-without the others, so that a crash or hang affects only that driver. Devices are matched with those
-of other detectors when all detectors are done (``probe.detectors.opencl_match``).
+without the others, so that a crash or hang affects only that driver.
+
+When all detectors are done, ``match_opencl`` matches the devices with those that others found: by
+PCI address if the driver reports it. Otherwise a driver's only device of a vendor matches the only
+candidate of that vendor; if there are several, nothing is guessed. Unmatched devices are listed
+separately, since the bus may not be visible in containers.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +27,8 @@ from potluck.probe.children.documents import OpenclDevice, OpenclDocument
 from potluck.probe.chips.lookup import table_figures
 from potluck.probe.chips.names import normalize_name
 from potluck.probe.detector import Detector, VendorQuery
-from potluck.probe.gpus.icds import Icd, installed_icds, library_identity
+from potluck.probe.detectors import other
+from potluck.probe.gpus.icds import Icd, icd_file, installed_icds, library_identity
 from potluck.probe.gpus.pci_gpu import plausible_bytes
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
@@ -29,6 +36,8 @@ from potluck.types.quantities import format_bytes
 from potluck.types.unit import Interface
 
 NAME = "opencl"
+
+_PCI = "pci-"
 
 _TYPE_CPU = 1 << 1
 _TYPE_GPU = 1 << 2
@@ -106,7 +115,7 @@ def _device(icd: Icd, number: int, reported: OpenclDevice) -> Device:
     name = normalize_name(reported_name) or f"OpenCL device of {icd.name}"
     versions = {"OpenCL driver": printable(reported.driver_version or "")}
     return Device(
-        device_id=f"pci-{address}" if address else f"opencl-{icd.name}-{number}",
+        device_id=f"{_PCI}{address}" if address else f"opencl-{icd.name}-{number}",
         kind=_kind(reported),
         make=make_of(reported),
         name=name,
@@ -179,4 +188,110 @@ def _description(reported: OpenclDevice) -> str:
     return ", ".join(part for part in parts if part)
 
 
-DETECTOR = Detector(name=NAME, find=_find, queries=_queries, is_joined=True)
+def match_opencl(reports: Sequence[DetectorReport]) -> tuple[DetectorReport, ...]:
+    """Return ``reports`` with OpenCL's devices assigned to those of other detectors.
+
+    A device that is available through OpenCL gets the interfaces in the order of OpenCL's report.
+    Unmatched devices stay in that report, with one id for several drivers of one device.
+    """
+    found = [device for report in reports if report.detector == NAME for device in report.devices]
+    others = [device for report in reports if report.detector != NAME for device in report.devices]
+    matches = _matches(found, others)
+    of_device: dict[str, list[Device]] = defaultdict(list)
+    left: dict[str, Device] = {}
+    problems = []
+    for number, device in enumerate(found):
+        match matches[number]:
+            case [target]:
+                of_device[target].append(device)
+            case []:
+                known = left.get(device.device_id)
+                left[device.device_id] = (
+                    device if known is None else _with_interfaces(known, [device])
+                )
+            case several:
+                where = device.device_id.removeprefix(_PCI)
+                problems.append(
+                    f"{icd_file(device.interfaces[0].address)}: {device.name} at {where} is one"
+                    f" of {len(several)} devices there, and OpenCL does not report which"
+                )
+    return tuple(
+        replace(report, devices=tuple(left.values()), problems=(*report.problems, *problems))
+        if report.detector == NAME
+        else replace(report, devices=tuple(_joined(each, of_device) for each in report.devices))
+        for report in reports
+    )
+
+
+def _matches(found: Sequence[Device], others: Sequence[Device]) -> list[list[str]]:
+    """Return the ids of the possible matches of each device: one, none, or several at one PCI
+    address.
+    """
+    matches = [[each.device_id for each in _at(device, others)] for device in found]
+    of_driver: dict[str, list[int]] = defaultdict(list)
+    for number, device in enumerate(found):
+        of_driver[icd_file(device.interfaces[0].address)].append(number)
+    for mine in of_driver.values():
+        taken = {target for number in mine for target in matches[number]}
+        unmatched = [
+            number for number in mine if not matches[number] and not found[number].is_software
+        ]
+        for make in dict.fromkeys(found[number].make for number in unmatched):
+            alike = [number for number in unmatched if found[number].make == make]
+            candidates = _candidates(found[alike[0]], others, taken)
+            if len(alike) == len(candidates) == 1:
+                matches[alike[0]] = [candidates[0].device_id]
+    return matches
+
+
+def _at(device: Device, others: Sequence[Device]) -> Iterator[Device]:
+    """Return the devices at the same PCI address: one, or its partitions."""
+    if device.device_id.startswith(_PCI):
+        for other_device in others:
+            whole = other_device.device_id == device.device_id
+            if whole or other_device.device_id.startswith(f"{device.device_id}-"):
+                yield other_device
+
+
+def _candidates(device: Device, others: Sequence[Device], taken: set[str]) -> list[Device]:
+    """Return the devices of the same vendor that this driver's other devices do not match already.
+
+    A device with a known address on the bus does not match one at another address. A device that
+    cannot be used is a candidate only if there is no other.
+    """
+    is_placed = device.device_id.startswith(_PCI)
+    candidates = [
+        each
+        for each in others
+        if each.kind is DeviceKind.GPU
+        and each.make == device.make != ""
+        and each.device_id not in taken
+        and not (is_placed and each.device_id.startswith(_PCI))
+    ]
+    usable = [each for each in candidates if _problem(each) == ""]
+    return usable or candidates
+
+
+def _joined(device: Device, of_device: dict[str, list[Device]]) -> Device:
+    shown = of_device.get(device.device_id)
+    if not shown:
+        return device
+    is_memory_known = device.memory.total_bytes is not None
+    return replace(
+        _with_interfaces(device, shown),
+        memory=device.memory if is_memory_known else shown[0].memory,
+        problem=_problem(device),
+    )
+
+
+def _problem(device: Device) -> str:
+    """Return the device's problem; the lack of a backend is not one if OpenCL is available."""
+    return "" if device.problem == other.UNUSED else device.problem
+
+
+def _with_interfaces(device: Device, shown: Sequence[Device]) -> Device:
+    more = tuple(interface for each in shown for interface in each.interfaces)
+    return replace(device, interfaces=(*device.interfaces, *more))
+
+
+DETECTOR = Detector(name=NAME, find=_find, queries=_queries)

@@ -250,12 +250,8 @@ def inspect_opened_libraries(
     """
     works = {trial.backend for trial in report.trials if trial.works}
     tried = {trial.backend for trial in report.trials if not trial.is_pending}
-    wanted = {
-        library: None
-        for spec in backends
-        if spec.name in tried - works
-        for library in spec.libraries
-    }
+    failed = (spec for spec in backends if spec.name in tried - works)
+    wanted = dict.fromkeys(library for spec in failed for library in spec.libraries)
     machine = report.cpu.architecture
 
     def look_at(library: BackendLibrary) -> OpenedLibrary:

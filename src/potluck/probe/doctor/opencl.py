@@ -34,10 +34,6 @@ class _Driver:
     packages: Mapping[str, str]
     details: str = ""
 
-    def command(self, case: Case) -> str:
-        known = case.distribution.install(self.packages)
-        return known or f"sudo apt install {self.packages['apt']}"
-
 
 def _rusticl(driver: str) -> _Driver:
     """Return Mesa's rusticl, in which most drivers must be enabled (its ``envvars.rst``)."""
@@ -101,7 +97,7 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
                 f"from the board's vendor; {_VENDORS}/mali.icd must then contain the library's name"
             )
         elif driver is not None:
-            command, details = driver.command(case), driver.details
+            command, details = _install(case, driver.packages), driver.details
         else:
             continue
         yield Finding(
@@ -114,6 +110,10 @@ def missing_drivers(case: Case) -> Iterator[Finding]:
             ),
             device_id=device.device_id,
         )
+
+
+def _install(case: Case, packages: Mapping[str, str]) -> str:
+    return case.distribution.install(packages) or f"sudo apt install {packages['apt']}"
 
 
 def _problem(case: Case) -> str:
@@ -130,8 +130,7 @@ def broken_drivers(case: Case) -> Iterator[Finding]:
                 check="opencl-driver",
                 severity=Severity.NOTE,
                 message=f"OpenCL drivers are installed, but {_LOADER_MISSING}",
-                command=case.distribution.install(LOADER_PACKAGES)
-                or f"sudo apt install {LOADER_PACKAGES['apt']}",
+                command=_install(case, LOADER_PACKAGES),
             )
         elif found := _UNLOADABLE.fullmatch(problem):
             file = found["file"]

@@ -141,8 +141,6 @@ def _in_folder(system: System, folder: Path) -> list[Path]:
 
 def _library(system: System, file: Path) -> str:
     """Return the first line of an ICD file; empty if it is not a valid library name."""
-    if not file.is_file():  # reading a pipe would block
-        return ""
     data = (system.bytes(file) or b"")[: _MAX_NAME_BYTES + 1]
     try:
         line = data.decode().splitlines()[0].strip()

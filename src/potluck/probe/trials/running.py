@@ -26,6 +26,7 @@ others may be resolved at any time.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from potluck.host.child import (
@@ -242,27 +243,15 @@ def _judged(
             passed.append(variant)
     if not results:
         problems["self-test"] = "it printed no results"
-    return Trial(
-        device_id=device.device_id,
-        backend=spec.name,
-        works=bool(passed),
-        reason=one_line("; ".join(f"{variant}: {why}" for variant, why in problems.items())),
-        variants=tuple(passed),
-        interface=interface,
-    )
+    reason = one_line("; ".join(f"{variant}: {why}" for variant, why in problems.items()))
+    return _trial(spec, device, reason, interface, passed)
 
 
 def failed_trial(
     spec: BackendSpec, device: Device, reason: str, interface: Interface | None = None
 ) -> Trial:
     """Return the trial of a backend that does not work on ``device``."""
-    return Trial(
-        device_id=device.device_id,
-        backend=spec.name,
-        works=False,
-        reason=reason,
-        interface=interface,
-    )
+    return _trial(spec, device, reason, interface, ())
 
 
 def pending_trial(
@@ -308,15 +297,27 @@ def _kept_trial(
         case {"works": bool(works), "reason": str(reason), "variants": list(variants)} if (
             works == bool(variants)
         ):
-            return Trial(
-                device_id=device.device_id,
-                backend=spec.name,
-                works=works,
-                reason=reason,
-                variants=tuple(str(variant) for variant in variants),
-                interface=interface,
-            )
+            return _trial(spec, device, reason, interface, map(str, variants))
     return None
+
+
+def _trial(
+    spec: BackendSpec,
+    device: Device,
+    reason: str,
+    interface: Interface | None,
+    passed: Iterable[str],
+) -> Trial:
+    """Return the trial of a backend that works if any of its variants passed."""
+    variants = tuple(passed)
+    return Trial(
+        device_id=device.device_id,
+        backend=spec.name,
+        works=bool(variants),
+        reason=reason,
+        variants=variants,
+        interface=interface,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The engine of the played GPU (``engines.opening.EngineModule``)."""
+"""The engine of the played GPU (``engines.backends.EngineModule``)."""
 
 from __future__ import annotations
 

@@ -12,11 +12,12 @@ import pytest
 
 from potluck.catalog import canonical_source, describe_model, open_headers, read_profile
 from potluck.catalog.locate import DEMO_DIRECTORY
-from potluck.engines.loading import StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.engines.loading.packed_key import packed_key
 from potluck.models.program import program_to_count
 from potluck.types.choices import Quantization
 from potluck.types.program import Shard
+from potluck.types.stage import StageSize
 from potluck.weights.load import check_weights, loaded_weights
 
 MIDDLE = Shard(start_layer=2, end_layer=4, num_layers=12, has_embedding=False, has_head=False)

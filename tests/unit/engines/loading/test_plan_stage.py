@@ -8,13 +8,14 @@ import pytest
 from support.engines import reference_backend
 
 from potluck.catalog import describe_model, read_profile
-from potluck.engines.loading import StagePlan, StageSize, plan_stage
+from potluck.engines.loading import plan_stage
 from potluck.errors import EngineError, ParameterError, UnsupportedModelError
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.backend import ALL_FEATURES, BackendAbilities
 from potluck.types.choices import Quantization
 from potluck.types.engine import EngineCost
 from potluck.types.program import Program, Shard
+from potluck.types.stage import StagePlan, StageSize
 from potluck.types.tensor import TensorFormat, TensorInfo
 from potluck.types.unit import NATIVE
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from potluck.catalog import describe_model, read_profile
-from potluck.engines.backends import native_unit
-from potluck.engines.loading import PackedCache, Room, StageSize, combined, plan_stage
+from potluck.engines.backends import native_unit, open_engine
+from potluck.engines.loading import PackedCache, Room, combined, plan_stage
 from potluck.engines.loading.prepare import (
     LoadPlan,
     PreparedStages,
@@ -19,14 +19,13 @@ from potluck.engines.loading.prepare import (
     plan_stages,
     prepare_stages,
 )
-from potluck.engines.opening import open_engine
 from potluck.errors import EngineError, InsufficientMemoryError
 from potluck.local.loading import split_evenly
 from potluck.types.engine import EngineCost, LoadableEngine
 from potluck.types.memory import MemoryLimit
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
-from potluck.types.stage import StagePlan
+from potluck.types.stage import StagePlan, StageSize
 
 DEMO = describe_model("demo")
 PROFILE = read_profile(DEMO)

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from potluck.engines.loading import Room, StageSize, combined, require_memory
+from potluck.engines.loading import Room, combined, require_memory
 from potluck.engines.loading.sizes import fitting_size_hint
 from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.types.choices import Quantization
 from potluck.types.memory import MemoryLimit, MemoryPlan
+from potluck.types.stage import StageSize
 
 MIB = 2**20
 SIZE = StageSize(context_tokens=4096, num_blocks=1024, max_step_tokens=512, num_threads=2)

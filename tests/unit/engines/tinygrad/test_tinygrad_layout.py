@@ -13,7 +13,8 @@ MIB = 2**20
 
 
 def layout(format: TensorFormat, num_rows: int, num_columns: int) -> MatrixLayout:
-    return MatrixLayout(num_rows=num_rows, num_columns=num_columns, format=format)
+    shape = (num_rows, num_columns)
+    return MatrixLayout(TensorInfo(name="x", shape=shape, format=format))
 
 
 def test_words_of_a_panel_are_ordered_by_place_and_then_by_row() -> None:
@@ -62,7 +63,7 @@ def test_an_int8_of_q8_0_becomes_a_uint8_that_is_128_more() -> None:
 @pytest.mark.parametrize("format", list(BLOCKS))
 def test_a_whole_panel_takes_its_stored_bytes(format: TensorFormat) -> None:
     info = TensorInfo(name="w", shape=(64, 512), format=format)
-    of = MatrixLayout.of(info)
+    of = MatrixLayout(info)
     words, halves = arrange(np.zeros((64, info.row_bytes), np.uint8), of)
     assert words.shape == of.words_shape
     assert halves.shape == (of.halves_shape or (4, 0, 16))

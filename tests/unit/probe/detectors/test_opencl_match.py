@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from support.engines.fake_backends.behaviour import device
 
-from potluck.probe.detectors.opencl_match import match_opencl
+from potluck.probe.detectors.opencl import match_opencl
 from potluck.probe.detectors.other import UNUSED
 from potluck.types.backend import DeviceKind
 from potluck.types.hardware import DetectorReport, Device, DeviceMemory
