@@ -31,7 +31,6 @@ from potluck.placement.planned import (
     as_mapped,
     limits_of,
     plan_record,
-    preferences_of,
     size_of,
 )
 from potluck.placement.rebalancing import PlanComparison, RebalancePolicy, compared
@@ -187,18 +186,14 @@ class Attempt:
         may_quantize: bool,
         from_scratch: bool,
     ) -> PlannedModel:
-        record = self.record
         return await plan_model(
             self._dependencies.membership,
-            record.spec.model,
+            self.record,
             self._counting,
             self._fingerprint,
             size,
             may_quantize=may_quantize,
-            arithmetic=record.status.plan.arithmetic,
-            preferences=preferences_of(record),
             left_out=left_out,
-            record=record,
             leaving=without,
             from_scratch=from_scratch,
             weights=self._weights,
