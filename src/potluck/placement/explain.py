@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from potluck.errors import PotluckError
 from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.group_search import MOST_MEMBERS, GroupSearch
-from potluck.placement.grouping import GroupedRequest, arranged, has_room, predicted, with_groups
+from potluck.placement.grouping import GroupedRequest, arranged, has_room, with_groups
 from potluck.placement.links import LinkTable
 from potluck.placement.path import PathProblem
 from potluck.placement.place import only_units, place, place_in_groups, problem_of
+from potluck.placement.prediction import predict
 from potluck.placement.side_by_side import Pipeline, side_by_side
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.unit_addition import UnitAddition, best_additions
@@ -201,7 +202,7 @@ def _joining(
     request: PlaceRequest, found: GroupedRequest, index: int, search: GroupSearch
 ) -> Iterator[UnitAddition]:
     """Yield the effect of one more member on each group of a plan, which keeps its layers."""
-    before = predicted(found.request, found.cuts)
+    before = predict(found.request, found.cuts)
     for number, group in enumerate(found.groups):
         if len(group.members) >= MOST_MEMBERS:
             continue
@@ -218,7 +219,7 @@ def _joining(
             for cut in found.cuts
         ]
         if all(has_room(other.candidates[cut.unit], cut) for cut in cuts):
-            after = predicted(other, cuts)
+            after = predict(other, cuts)
             yield UnitAddition(
                 added_seconds=after.token_seconds - before.token_seconds,
                 period_seconds=after.num_streams / after.total_tokens_per_second,

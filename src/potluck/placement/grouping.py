@@ -193,20 +193,7 @@ def has_room(candidate: Candidate, cut: Cut) -> bool:
 def prediction_of(request: PlaceRequest, stages: Sequence[PlacedStage]) -> Prediction:
     """Return the prediction for stages, each on one of the candidates."""
     found = arranged(request, stages)
-    return predicted(found.request, found.cuts)
-
-
-def predicted(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> Prediction:
-    """Return the prediction for cuts on candidates, which may be groups."""
-    return predict(
-        request.candidates,
-        cuts,
-        request.links,
-        coordinator=request.coordinator,
-        preferences=request.preferences,
-        max_step_tokens=request.max_step_tokens,
-        gap=gap,
-    )
+    return predict(found.request, found.cuts)
 
 
 def _in_parts(cost: ModelCost, usable_bytes: int) -> ModelCost:
