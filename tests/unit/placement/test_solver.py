@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.placement.limited_paths import limited_cuts
 from support.placement.path_problems import for_sequences
 
 from potluck.placement.cuts import Cut
@@ -88,11 +89,10 @@ def test_a_cut_link_is_not_used() -> None:
 
 def test_a_limit_divides_a_model_that_one_unit_could_hold() -> None:
     problem = problem_of([0.01, 0.01, 0.02], [100, 100, 100])
-    path = shortest_path(problem, limit_seconds=0.035)
-    assert path is not None
-    assert sorted(units_of(path)) == [0, 1]
-    assert problem.bottleneck_seconds(path.cuts) <= 0.035
-    assert shortest_path(problem, limit_seconds=0.009) is None
+    cuts = limited_cuts(problem, 0.035)
+    assert sorted(cut.unit for cut in cuts) == [0, 1]
+    assert problem.bottleneck_seconds(cuts) <= 0.035
+    assert limited_cuts(problem, 0.009) == ()
 
 
 def test_a_tied_head_fits_only_where_the_embedding_is() -> None:

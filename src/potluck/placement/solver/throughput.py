@@ -123,20 +123,13 @@ def promising_units(problem: PathProblem, among: NDArray[np.intp], most: int) ->
     return np.sort(among[np.argsort(reduced, kind="stable")[:most]])
 
 
-def shortest_path(
-    problem: PathProblem,
-    *,
-    limit_seconds: float = math.inf,
-    num_elements: int = DEFAULT_ELEMENTS,
-) -> Path | None:
+def shortest_path(problem: PathProblem, *, num_elements: int = DEFAULT_ELEMENTS) -> Path | None:
     """Return the path with the least ``path_seconds``, or None if no path was found.
 
-    No stage takes longer than ``limit_seconds``, and no link is occupied for longer. Work is
-    bounded by ``num_elements`` rather than by time, so the same problem has the same answer.
+    Work is bounded by ``num_elements`` rather than by time, so the same problem has the same
+    answer.
     """
     table = make_table(problem)
-    if math.isfinite(limit_seconds):
-        table = table.limited(limit_seconds)
     best_path = minimize_any(table, Budget(num_elements))
     if not best_path.stages:
         return None
