@@ -118,7 +118,7 @@ class GroupSearch:
                     link = request.links.link(nodes[a], nodes[b])
                     latency[a, b], rates[a, b] = link.latency_seconds, 1 / link.bytes_per_second
         divided = request.divide((1, 1)) if request.divide is not None and len(units) > 1 else None
-        phases = [] if divided is None else list(divided.phases)
+        phases = () if divided is None else divided.phases
         kinds: dict[object, int] = {}
         kind_of = {
             unit: kinds.setdefault(
@@ -138,7 +138,7 @@ class GroupSearch:
             slowness=np.array([_slowness(each) for each in request.candidates]),
             latency=np.maximum(latency, latency.T),
             seconds_per_byte=np.maximum(rates, rates.T),
-            num_exchanges=sum(bool(each.sent_bytes) for each in phases),
+            num_exchanges=0 if divided is None else divided.num_exchanges,
             exchanged_bytes=sum(sum(each.sent_bytes) for each in phases),
             kinds=kind_of,
         )

@@ -128,15 +128,7 @@ def group_candidate(
 def placed_on(candidate: Candidate, cut: Cut, num_layers: int) -> tuple[PlacedStage, ...]:
     """Return the stages of ``cut`` on a candidate: one, or one per member of a group."""
     shard = shard_of(cut.start, cut.end, num_layers)
-    if not candidate.members:
-        return (
-            PlacedStage(
-                node_id=candidate.node_id,
-                unit_id=candidate.unit_id,
-                shard=shard,
-                num_bytes=bytes_of(candidate.cost, cut.start, cut.end),
-            ),
-        )
+    shards = shard.divided(candidate.shares) if candidate.members else (shard,)
     return tuple(
         PlacedStage(
             node_id=each.node_id,
@@ -144,7 +136,7 @@ def placed_on(candidate: Candidate, cut: Cut, num_layers: int) -> tuple[PlacedSt
             shard=part,
             num_bytes=bytes_of(each.cost, cut.start, cut.end),
         )
-        for each, part in zip(candidate.members, shard.divided(candidate.shares), strict=True)
+        for each, part in zip(candidate.members or (candidate,), shards, strict=True)
     )
 
 
