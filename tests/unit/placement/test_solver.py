@@ -221,7 +221,7 @@ def test_a_spent_budget_ends_an_exact_search() -> None:
     assert search(table, relaxation, 1.0, everything, Budget(10)) is None
     found = search(table, relaxation, 1.0, everything, Budget(10_000_000))
     assert found is not None
-    assert found.seconds == pytest.approx(shortest_path_seconds())
+    assert found[0] == pytest.approx(shortest_path_seconds())
 
 
 def shortest_path_seconds() -> float:

@@ -19,9 +19,9 @@ from potluck.placement.solver.table import (
     DEFAULT_ELEMENTS,
     TOLERANCE,
     Budget,
-    Stage,
     Table,
     make_table,
+    of_kinds,
 )
 
 MOST_SIZES = 7
@@ -89,7 +89,7 @@ def minimize_any(table: Table, budget: Budget) -> BestPath:
             start=tuple(place[kind] for kind in start),
             prices=prices[chosen],
         )
-    stages = tuple(Stage(int(chosen[each.kind]), each.start, each.end) for each in best_path.stages)
+    stages = of_kinds(best_path.stages, chosen)
     return replace(best_path, stages=stages, bound_seconds=min(bound, best_path.seconds))
 
 
