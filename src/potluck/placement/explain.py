@@ -135,7 +135,7 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     if request.preferences.layout:
         return Explanation(
             rejections=tuple(
-                _rejection(request.candidates[index], "not in the layout") for index in unused
+                Rejection.of(request.candidates[index], "not in the layout") for index in unused
             )
         )
     prediction = plan.prediction
@@ -166,7 +166,9 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
         if addition is not None
     }
     return Explanation(
-        rejections=tuple(_rejection(request.candidates[index], reason(index)) for index in unused),
+        rejections=tuple(
+            Rejection.of(request.candidates[index], reason(index)) for index in unused
+        ),
         added_seconds=added,
     )
 
@@ -372,7 +374,3 @@ def _minimized(prediction: Prediction, preferences: Preferences) -> float:
     if preferences.objective is Objective.THROUGHPUT:
         return 1 / prediction.total_tokens_per_second
     return prediction.token_seconds
-
-
-def _rejection(candidate: Candidate, reason: str) -> Rejection:
-    return Rejection(node_id=candidate.node_id, unit_id=candidate.unit_id, reason=reason)

@@ -245,9 +245,7 @@ class Placement:
                     return plan
                 reason = f"neither it nor node {other} can connect to the other"
                 parted = tuple(
-                    Rejection(node_id=node, unit_id=offer.unit_id, reason=reason)
-                    for offer in offers
-                    if offer.node_id == node
+                    Rejection.of(offer, reason) for offer in offers if offer.node_id == node
                 )
                 return replace(found, rejections=(*found.rejections, *parted))
         return plan
