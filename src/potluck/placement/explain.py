@@ -208,10 +208,10 @@ def _joining(
     for number, group in enumerate(found.groups):
         if len(group.members) >= MOST_MEMBERS:
             continue
-        larger = search.group((*group.members, index))
-        if larger is None:
+        larger = search.groups([(*group.members, index)])
+        if not larger:
             continue
-        groups = (*found.groups[:number], larger, *found.groups[number + 1 :])
+        groups = (*found.groups[:number], *larger, *found.groups[number + 1 :])
         other = with_groups(request, groups)
         places = {each.unit: index for index, each in enumerate(other.candidates)}
         cuts = [

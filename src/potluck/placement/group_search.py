@@ -55,8 +55,8 @@ def choices(
     wanted: int | None,
     *,
     most_seconds: float = math.inf,
-) -> Iterator[tuple[tuple[Group, ...], bool]]:
-    """Yield groups to plan with, and whether other units may have stages in addition to them.
+) -> Iterator[tuple[Group, ...]]:
+    """Yield groups to plan with.
 
     ``problem`` is that of a step of one sequence on the candidates without groups. ``wanted`` is
     the required number of units per stage; None for any. Groups with which a step is estimated to
@@ -74,7 +74,7 @@ def choices(
         key = tuple(sorted(group.members for group in groups))
         if groups and key not in seen and (wanted is None or len(groups) == len(sets)):
             seen.add(key)
-            yield groups, wanted is None
+            yield groups
         if len(seen) >= most:
             return
 
@@ -242,11 +242,6 @@ class GroupSearch:
             computing + self.num_exchanges * (overhead + latency) + sent * seconds_per_byte
         )
         return estimates
-
-    def group(self, members: Sequence[int]) -> Group | None:
-        """Return a group of these units with shares; None if it cannot hold anything."""
-        groups = self.groups([members])
-        return groups[0] if groups else None
 
     def groups(self, sets: Sequence[Sequence[int]]) -> tuple[Group, ...]:
         """Return groups of these units with shares, without those that cannot hold anything."""

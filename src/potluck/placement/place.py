@@ -206,9 +206,9 @@ def place_in_groups(
     ]
     best: Plan | None = None
     problem = problem_of(request, 1)
-    for groups, may_be_alone in choices(request, problem, wanted, most_seconds=most_seconds):
+    for groups in choices(request, problem, wanted, most_seconds=most_seconds):
         members = {member for group in groups for member in group.members}
-        alone = [each for each in others if may_be_alone and each not in members]
+        alone = [each for each in others if wanted is None and each not in members]
         grouped = with_groups(request, groups, alone)
         found = _search(grouped, num_elements // _CHOICES_PART)
         if found is None or not any(grouped.candidates[cut.unit].members for cut in found.cuts):

@@ -28,8 +28,8 @@ from potluck.placement.costs import Counting
 from potluck.placement.links import LinkTable
 from potluck.placement.planned import (
     PlannedModel,
-    as_mapped,
     limits_of,
+    mapped_memory,
     plan_record,
     size_of,
 )
@@ -429,14 +429,10 @@ class Attempt:
         it.
         """
         planned = self._the_plan.stages
-        mapped = await asyncio.to_thread(as_mapped, planned, self._counting)
+        mapped = await asyncio.to_thread(mapped_memory, planned, self._counting)
         return tuple(
-            SpareCandidate(
-                stage=holding,
-                memory=stage.plan.memory,
-                mapped=None if variant is None else variant.plan.memory,
-            )
-            for holding, stage, variant in zip(self.stages, planned, mapped, strict=True)
+            SpareCandidate(stage=holding, memory=stage.plan.memory, mapped=memory)
+            for holding, stage, memory in zip(self.stages, planned, mapped, strict=True)
         )
 
     @property
