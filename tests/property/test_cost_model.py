@@ -101,14 +101,7 @@ def test_nothing_is_zero_infinite_or_no_number(
     ):
         assert np.isfinite(array).all()
         assert (array > 0).all()
-    found = predict(
-        units,
-        (Cut(unit=0, start=0, end=2), Cut(unit=1, start=2, end=5)),
-        table,
-        coordinator=A,
-        preferences=preferences,
-        max_step_tokens=512,
-    )
+    found = predict(request, (Cut(unit=0, start=0, end=2), Cut(unit=1, start=2, end=5)))
     numbers = [
         found.token_seconds,
         found.tokens_per_second,

@@ -59,13 +59,12 @@ class Phase:
 class DividedWork:
     """The bytes and operations of each member of a group, and what it sends.
 
-    ``whole`` is the work of a single unit with the whole model, and ``shares`` are those of
-    ``GroupPart``. ``layers`` has the phases of each decoder layer; equal layers share one object.
-    ``embedding`` and ``head`` are those of the first and the last stage.
+    ``whole`` is the work of a single unit with the whole model. ``layers`` has the phases of each
+    decoder layer; equal layers share one object. ``embedding`` and ``head`` are those of the first
+    and the last stage.
     """
 
     whole: ModelWork
-    shares: tuple[int, ...]
     embedding: tuple[Phase, ...]
     layers: tuple[tuple[Phase, ...], ...]
     head: tuple[Phase, ...]
@@ -123,7 +122,6 @@ def divided_work(
         final = walk(shard_of(last + 1, last + 2, last))
     return DividedWork(
         whole=whole,
-        shares=shares,
         embedding=first.embedding,
         layers=tuple(layers),
         head=final.head,

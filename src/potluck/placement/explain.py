@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from potluck.errors import PotluckError
 from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.group_search import MOST_MEMBERS, GroupSearch
-from potluck.placement.grouping import GroupedRequest, arranged, has_room, predicted, with_groups
+from potluck.placement.grouping import GroupedRequest, arranged, has_room, with_groups
 from potluck.placement.links import LinkTable
 from potluck.placement.path import PathProblem
 from potluck.placement.place import only_units, place, place_in_groups, problem_of
+from potluck.placement.prediction import predict
 from potluck.placement.side_by_side import Pipeline, side_by_side
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.unit_addition import UnitAddition, best_additions
@@ -134,7 +135,7 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
     if request.preferences.layout:
         return Explanation(
             rejections=tuple(
-                _rejection(request.candidates[index], "not in the layout") for index in unused
+                Rejection.of(request.candidates[index], "not in the layout") for index in unused
             )
         )
     prediction = plan.prediction
@@ -165,7 +166,9 @@ def unused_units(request: PlaceRequest, plan: Plan) -> Explanation:
         if addition is not None
     }
     return Explanation(
-        rejections=tuple(_rejection(request.candidates[index], reason(index)) for index in unused),
+        rejections=tuple(
+            Rejection.of(request.candidates[index], reason(index)) for index in unused
+        ),
         added_seconds=added,
     )
 
@@ -201,14 +204,14 @@ def _joining(
     request: PlaceRequest, found: GroupedRequest, index: int, search: GroupSearch
 ) -> Iterator[UnitAddition]:
     """Yield the effect of one more member on each group of a plan, which keeps its layers."""
-    before = predicted(found.request, found.cuts)
+    before = predict(found.request, found.cuts)
     for number, group in enumerate(found.groups):
         if len(group.members) >= MOST_MEMBERS:
             continue
-        larger = search.group((*group.members, index))
-        if larger is None:
+        larger = search.groups([(*group.members, index)])
+        if not larger:
             continue
-        groups = (*found.groups[:number], larger, *found.groups[number + 1 :])
+        groups = (*found.groups[:number], *larger, *found.groups[number + 1 :])
         other = with_groups(request, groups)
         places = {each.unit: index for index, each in enumerate(other.candidates)}
         cuts = [
@@ -218,7 +221,7 @@ def _joining(
             for cut in found.cuts
         ]
         if all(has_room(other.candidates[cut.unit], cut) for cut in cuts):
-            after = predicted(other, cuts)
+            after = predict(other, cuts)
             yield UnitAddition(
                 added_seconds=after.token_seconds - before.token_seconds,
                 period_seconds=after.num_streams / after.total_tokens_per_second,
@@ -371,7 +374,3 @@ def _minimized(prediction: Prediction, preferences: Preferences) -> float:
     if preferences.objective is Objective.THROUGHPUT:
         return 1 / prediction.total_tokens_per_second
     return prediction.token_seconds
-
-
-def _rejection(candidate: Candidate, reason: str) -> Rejection:
-    return Rejection(node_id=candidate.node_id, unit_id=candidate.unit_id, reason=reason)

@@ -7,23 +7,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from potluck.placement.cuts import Cut, shard_of
+from potluck.placement.candidates import PlaceRequest
+from potluck.placement.cuts import Cut
 from potluck.placement.path import Floats, PathProblem
+from potluck.placement.place import placed_stages, problem_of
 from potluck.placement.solver import shortest_path
 from potluck.placement.stage_reuse import Fill, Gap
 from potluck.types.cluster import NodeUnitId
 from potluck.types.placement import PlacedStage
 
 
-def fill_by_speed(problem: PathProblem, units: Sequence[NodeUnitId]) -> Fill:
-    """Return a function that fills gaps such that a step of ``problem`` takes the least time.
+def fill_by_speed(request: PlaceRequest) -> Fill:
+    """Return a function that fills gaps such that a step of one sequence takes the least time.
 
-    ``units`` are those of the problem, in its order. A unit may get a stage even if it has one.
+    A candidate may get a stage even if it has one. Raise ``ValueError`` if there is none.
     """
-    index = {unit: number for number, unit in enumerate(units)}
+    problem = problem_of(request, 1)
+    index = {each.unit: number for number, each in enumerate(request.candidates)}
 
     def fill(gap: Gap) -> list[PlacedStage] | None:
-        usable = [gap.left[unit].usable_bytes if unit in gap.left else 0 for unit in units]
+        usable = [gap.left[unit].usable_bytes if unit in gap.left else 0 for unit in index]
         path = shortest_path(_part(problem, gap, index, usable))
         if path is None:
             return None
@@ -31,15 +34,7 @@ def fill_by_speed(problem: PathProblem, units: Sequence[NodeUnitId]) -> Fill:
             Cut(unit=cut.unit, start=gap.start + cut.start, end=gap.start + cut.end)
             for cut in path.cuts
         ]
-        return [
-            PlacedStage(
-                node_id=units[cut.unit][0],
-                unit_id=units[cut.unit][1],
-                shard=shard_of(cut.start, cut.end, problem.num_items - 2),
-                num_bytes=problem.bytes_of(cut),
-            )
-            for cut in cuts
-        ]
+        return list(placed_stages(request, cuts))
 
     return fill
 

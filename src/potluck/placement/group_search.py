@@ -55,8 +55,8 @@ def choices(
     wanted: int | None,
     *,
     most_seconds: float = math.inf,
-) -> Iterator[tuple[tuple[Group, ...], bool]]:
-    """Yield groups to plan with, and whether other units may have stages in addition to them.
+) -> Iterator[tuple[Group, ...]]:
+    """Yield groups to plan with.
 
     ``problem`` is that of a step of one sequence on the candidates without groups. ``wanted`` is
     the required number of units per stage; None for any. Groups with which a step is estimated to
@@ -74,7 +74,7 @@ def choices(
         key = tuple(sorted(group.members for group in groups))
         if groups and key not in seen and (wanted is None or len(groups) == len(sets)):
             seen.add(key)
-            yield groups, wanted is None
+            yield groups
         if len(seen) >= most:
             return
 
@@ -118,7 +118,7 @@ class GroupSearch:
                     link = request.links.link(nodes[a], nodes[b])
                     latency[a, b], rates[a, b] = link.latency_seconds, 1 / link.bytes_per_second
         divided = request.divide((1, 1)) if request.divide is not None and len(units) > 1 else None
-        phases = [] if divided is None else list(divided.phases)
+        phases = () if divided is None else divided.phases
         kinds: dict[object, int] = {}
         kind_of = {
             unit: kinds.setdefault(
@@ -138,7 +138,7 @@ class GroupSearch:
             slowness=np.array([_slowness(each) for each in request.candidates]),
             latency=np.maximum(latency, latency.T),
             seconds_per_byte=np.maximum(rates, rates.T),
-            num_exchanges=sum(bool(each.sent_bytes) for each in phases),
+            num_exchanges=0 if divided is None else divided.num_exchanges,
             exchanged_bytes=sum(sum(each.sent_bytes) for each in phases),
             kinds=kind_of,
         )
@@ -242,11 +242,6 @@ class GroupSearch:
             computing + self.num_exchanges * (overhead + latency) + sent * seconds_per_byte
         )
         return estimates
-
-    def group(self, members: Sequence[int]) -> Group | None:
-        """Return a group of these units with shares; None if it cannot hold anything."""
-        groups = self.groups([members])
-        return groups[0] if groups else None
 
     def groups(self, sets: Sequence[Sequence[int]]) -> tuple[Group, ...]:
         """Return groups of these units with shares, without those that cannot hold anything."""

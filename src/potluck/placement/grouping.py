@@ -128,15 +128,7 @@ def group_candidate(
 def placed_on(candidate: Candidate, cut: Cut, num_layers: int) -> tuple[PlacedStage, ...]:
     """Return the stages of ``cut`` on a candidate: one, or one per member of a group."""
     shard = shard_of(cut.start, cut.end, num_layers)
-    if not candidate.members:
-        return (
-            PlacedStage(
-                node_id=candidate.node_id,
-                unit_id=candidate.unit_id,
-                shard=shard,
-                num_bytes=bytes_of(candidate.cost, cut.start, cut.end),
-            ),
-        )
+    shards = shard.divided(candidate.shares) if candidate.members else (shard,)
     return tuple(
         PlacedStage(
             node_id=each.node_id,
@@ -144,7 +136,7 @@ def placed_on(candidate: Candidate, cut: Cut, num_layers: int) -> tuple[PlacedSt
             shard=part,
             num_bytes=bytes_of(each.cost, cut.start, cut.end),
         )
-        for each, part in zip(candidate.members, shard.divided(candidate.shares), strict=True)
+        for each, part in zip(candidate.members or (candidate,), shards, strict=True)
     )
 
 
@@ -193,20 +185,7 @@ def has_room(candidate: Candidate, cut: Cut) -> bool:
 def prediction_of(request: PlaceRequest, stages: Sequence[PlacedStage]) -> Prediction:
     """Return the prediction for stages, each on one of the candidates."""
     found = arranged(request, stages)
-    return predicted(found.request, found.cuts)
-
-
-def predicted(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> Prediction:
-    """Return the prediction for cuts on candidates, which may be groups."""
-    return predict(
-        request.candidates,
-        cuts,
-        request.links,
-        coordinator=request.coordinator,
-        preferences=request.preferences,
-        max_step_tokens=request.max_step_tokens,
-        gap=gap,
-    )
+    return predict(found.request, found.cuts)
 
 
 def _in_parts(cost: ModelCost, usable_bytes: int) -> ModelCost:

@@ -12,18 +12,12 @@ from potluck.errors import InsufficientMemoryError, ParameterError
 from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import Cut, bytes_of, shard_of
 from potluck.placement.group_search import choices
-from potluck.placement.grouping import (
-    GroupedRequest,
-    arranged,
-    can_join,
-    placed_on,
-    predicted,
-    with_groups,
-)
+from potluck.placement.grouping import GroupedRequest, arranged, can_join, placed_on, with_groups
 from potluck.placement.layout import check_layout
 from potluck.placement.links import HOP_SECONDS, LinkTable, header_bytes, step_bytes
 from potluck.placement.offering import Pool
 from potluck.placement.path import Floats, Path, PathProblem
+from potluck.placement.prediction import predict
 from potluck.placement.solver import best_throughput, shortest_path
 from potluck.placement.solver.table import DEFAULT_ELEMENTS
 from potluck.placement.times import once_each
@@ -212,9 +206,9 @@ def place_in_groups(
     ]
     best: Plan | None = None
     problem = problem_of(request, 1)
-    for groups, may_be_alone in choices(request, problem, wanted, most_seconds=most_seconds):
+    for groups in choices(request, problem, wanted, most_seconds=most_seconds):
         members = {member for group in groups for member in group.members}
-        alone = [each for each in others if may_be_alone and each not in members]
+        alone = [each for each in others if wanted is None and each not in members]
         grouped = with_groups(request, groups, alone)
         found = _search(grouped, num_elements // _CHOICES_PART)
         if found is None or not any(grouped.candidates[cut.unit].members for cut in found.cuts):
@@ -245,7 +239,7 @@ def plan_of(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> 
     return Plan(
         stages=placed_stages(request, cuts),
         rejections=(),
-        prediction=predicted(request, cuts, gap=gap),
+        prediction=predict(request, cuts, gap=gap),
     )
 
 

@@ -29,7 +29,7 @@ from potluck.placement.filling import fill_by_speed
 from potluck.placement.grouping import prediction_of
 from potluck.placement.links import link_table
 from potluck.placement.offering import Sifted, reason_against, sifted, units_by_id, usable_units
-from potluck.placement.place import place, problem_of
+from potluck.placement.place import place
 from potluck.placement.proportional import does_not_fit
 from potluck.placement.proportional import place as place_by_memory
 from potluck.placement.snapshot import ClusterSnapshot
@@ -245,9 +245,7 @@ class Placement:
                     return plan
                 reason = f"neither it nor node {other} can connect to the other"
                 parted = tuple(
-                    Rejection(node_id=node, unit_id=offer.unit_id, reason=reason)
-                    for offer in offers
-                    if offer.node_id == node
+                    Rejection.of(offer, reason) for offer in offers if offer.node_id == node
                 )
                 return replace(found, rejections=(*found.rejections, *parted))
         return plan
@@ -342,10 +340,7 @@ class Placement:
         if self._snapshot.preferences.objective is Objective.MEMORY:
             return None
         request = self._request(counted, size)
-        if not request.candidates:
-            return None
-        units = [each.unit for each in request.candidates]
-        return fill_by_speed(problem_of(request, 1), units)
+        return fill_by_speed(request) if request.candidates else None
 
     def _count(
         self, size: StageSize, *, with_reserve: bool, released_stages: Sequence[Holding]

@@ -21,6 +21,7 @@ from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import NodeId, OnUnit, UnitId
 from potluck.types.deployment import DeploymentRecord, PlanRecord, StageRecord
+from potluck.types.memory import MemoryPlan
 from potluck.types.model import ModelConfig
 from potluck.types.node import NodeReport
 from potluck.types.placement import PlacedStage, Plan, Prediction, Preferences, Rejection
@@ -95,15 +96,12 @@ def planned_stages(
         yield PlannedStage(node_id=placed.node_id, unit_id=placed.unit_id, plan=counted)
 
 
-def as_mapped(
+def mapped_memory(
     stages: Sequence[PlannedStage], counting: Counting
-) -> tuple[PlannedStage | None, ...]:
-    """Return the same stages with mapped weights; None where the backend cannot map them."""
+) -> tuple[MemoryPlan | None, ...]:
+    """Return the memory of each stage with mapped weights; None if its backend cannot map them."""
     return tuple(
-        replace(
-            stage,
-            plan=counting.stage(stage.plan.shard, replace(stage.plan.size, is_mapped=True)),
-        )
+        counting.stage(stage.plan.shard, replace(stage.plan.size, is_mapped=True)).memory
         if counting.abilities(stage.plan.size.backend).maps_weights
         else None
         for stage in stages

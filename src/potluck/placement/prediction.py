@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from potluck.placement.candidates import Candidate
+from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import Cut
 from potluck.placement.group_times import GroupTimes
-from potluck.placement.links import Link, LinkTable, header_bytes, step_bytes
+from potluck.placement.links import Link, header_bytes, step_bytes
 from potluck.placement.times import PartTimes, UnitTimes
-from potluck.types.cluster import NodeId
-from potluck.types.placement import Basis, Prediction, Preferences, StagePrediction, worst
+from potluck.types.placement import Basis, Prediction, StagePrediction, worst
 
 MARGINS = {Basis.SERVED: 0.15, Basis.MEASURED: 0.3, Basis.TABLE: 0.6, Basis.ASSUMED: 0.9}
 
@@ -25,24 +24,16 @@ _SIMULATED_CHUNKS = 64
 """Simulated chunks of a prompt; longer prompts continue at the rate of the last chunks."""
 
 
-def predict(
-    candidates: Sequence[Candidate],
-    cuts: Sequence[Cut],
-    links: LinkTable,
-    *,
-    coordinator: NodeId,
-    preferences: Preferences,
-    max_step_tokens: int,
-    gap: float = 0.0,
-) -> Prediction:
-    """Return the prediction for the stages ``cuts``, whose units are ``candidates``.
+def predict(request: PlaceRequest, cuts: Sequence[Cut], *, gap: float = 0.0) -> Prediction:
+    """Return the prediction for the stages ``cuts`` on the candidates, which may be groups.
 
     The number of steps in flight is chosen to maximize the tokens per second of all streams. Raise
     ``ValueError`` if there is no stage.
     """
     if not cuts:
         raise ValueError("there are no stages")
-    pipeline = _Pipeline(candidates=candidates, cuts=cuts, links=links, coordinator=coordinator)
+    pipeline = _Pipeline(request=request, cuts=cuts)
+    preferences = request.preferences
     context_tokens = preferences.context_tokens
     one = pipeline.step(1, context_tokens)
     num_streams = max(1, preferences.num_streams)
@@ -51,7 +42,7 @@ def predict(
         for count in range(1, min(num_streams, len(cuts) + 1) + 1)
     ]
     load = min(loads, key=lambda each: each.period_seconds)
-    chunk = max(1, min(max_step_tokens, preferences.prompt_tokens))
+    chunk = max(1, min(request.max_step_tokens, preferences.prompt_tokens))
     prefill = [
         each.prefill(chunk, max(chunk, preferences.prompt_tokens)) for each in pipeline.times
     ]
@@ -192,13 +183,11 @@ class _Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pipeline:
-    candidates: Sequence[Candidate]
+    request: PlaceRequest
     cuts: Sequence[Cut]
-    links: LinkTable
-    coordinator: NodeId
 
     def unit(self, cut: Cut) -> Candidate:
-        return self.candidates[cut.unit]
+        return self.request.candidates[cut.unit]
 
     @property
     def times(self) -> list[UnitTimes | GroupTimes]:
@@ -207,8 +196,9 @@ class _Pipeline:
     @property
     def crossed_links(self) -> list[Link]:
         """Return the links that a step crosses, including the way in and the way back."""
-        nodes = [self.coordinator, *(self.unit(cut).node_id for cut in self.cuts), self.coordinator]
-        return [self.links.link(a, b) for a, b in pairwise(nodes)]
+        ends = self.request.coordinator
+        nodes = [ends, *(self.unit(cut).node_id for cut in self.cuts), ends]
+        return [self.request.links.link(a, b) for a, b in pairwise(nodes)]
 
     def step(self, num_sequences: int, context_tokens: int) -> _StepTimes:
         parts = tuple(each.decode(num_sequences, context_tokens) for each in self.times)

@@ -72,9 +72,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
                 f"{format_bytes(max(offer.usable_bytes, 0))} usable, but {name} needs "
                 f"{format_bytes(smallest - offer.spared_bytes)}"
             )
-            rejections.append(
-                Rejection(node_id=offer.node_id, unit_id=offer.unit_id, reason=reason)
-            )
+            rejections.append(Rejection.of(offer, reason))
         else:
             candidates.append(offer)
     while candidates:
@@ -90,9 +88,7 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
         else:
             reason = "too small compared with the others for the embedding, the head or its layers"
         candidates.remove(left_out)
-        rejections.append(
-            Rejection(node_id=left_out.node_id, unit_id=left_out.unit_id, reason=reason)
-        )
+        rejections.append(Rejection.of(left_out, reason))
     return None
 
 

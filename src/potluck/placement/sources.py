@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
+
 from potluck.placement.links import LinkTable
 from potluck.types.cluster import NodeId
 from potluck.types.content import (
@@ -127,7 +129,7 @@ class _Assigning:
     def plan(self) -> SourcePlan:
         """Return the assigned sources."""
         return SourcePlan(
-            sources={node: tuple(_merged(each)) for node, each in self._sources.items()},
+            sources={node: _merged(each) for node, each in self._sources.items()},
             missing={node: dict(files) for node, files in self._missing.items()},
             out_of_reach={
                 node: tuple(sorted(others)) for node, others in self._out_of_reach.items()
@@ -150,13 +152,16 @@ class _Assigning:
         for node, runs in wanted.items():
             lacking[node] = without(runs, held.get(node, ()))
             for first, end in without(runs, lacking[node]):
-                self._add(node, ChunkSource(sha256, first, end, SourceKind.DISK))
+                self._sources[node].append(ChunkSource(sha256, first, end, SourceKind.DISK))
         for first, end in _cut([*lacking.values(), *held.values()]):
             needing = [node for node, runs in lacking.items() if _has(runs, first)]
             holding = sorted(node for node, runs in held.items() if _has(runs, first))
             if not needing:
                 continue
-            left = self._from_holders(content, first, end, needing, holding)
+            left = needing
+            pieces = [(first, end)] if len(holding) == 1 else _pieces(first, end)
+            for part in pieces if holding else ():
+                left = self._spread(content, *part, holding, needing)
             while left and (seed := self._seed(left, first, end)) is not None:
                 left = self._from_hub(content, first, end, seed, left)
             for node in left:
@@ -165,28 +170,11 @@ class _Assigning:
                 if others := {*holding, *self._reaching}:
                     self._out_of_reach[node] |= others
 
-    def _from_holders(
-        self,
-        content: FileContent,
-        first: int,
-        end: int,
-        needing: Sequence[NodeId],
-        holding: Sequence[NodeId],
-    ) -> list[NodeId]:
-        """Assign holders; return the nodes that nothing from them can reach."""
-        left = list(needing)
-        if not holding:
-            return left
-        pieces = [(first, end)] if len(holding) == 1 else _pieces(first, end)
-        for piece_first, piece_end in pieces:
-            left = self._spread(content, piece_first, piece_end, holding, needing)
-        return left
-
     def _from_hub(
         self, content: FileContent, first: int, end: int, seed: NodeId, needing: Sequence[NodeId]
     ) -> list[NodeId]:
         """Assign a seed; return the nodes that nothing from it can reach."""
-        self._add(seed, ChunkSource(content.sha256, first, end, SourceKind.HUB))
+        self._sources[seed].append(ChunkSource(content.sha256, first, end, SourceKind.HUB))
         self._num_bytes[None, seed] += _num_bytes(content, first, end)
         return self._spread(content, first, end, [seed], [node for node in needing if node != seed])
 
@@ -220,8 +208,11 @@ class _Assigning:
                 }
                 if usable:
                     source = min(usable, key=lambda each: usable[each].ends)
-                    self._pass_on(content, first, end, source, node, usable[source])
                     arrivals[node] = usable[source]
+                    self._sending[source] = usable[source].ends
+                    self._num_bytes[source, node] += _num_bytes(content, first, end)
+                    passed_on = ChunkSource(content.sha256, first, end, SourceKind.PEER, source)
+                    self._sources[node].append(passed_on)
                     left.remove(node)
                     reached = True
         return left
@@ -250,19 +241,6 @@ class _Assigning:
         """Return whether a node can send to another, or is the same."""
         return (source, target) not in self._silent
 
-    def _pass_on(
-        self,
-        content: FileContent,
-        first: int,
-        end: int,
-        source: NodeId,
-        target: NodeId,
-        arrival: _Arrival,
-    ) -> None:
-        self._sending[source] = arrival.ends
-        self._num_bytes[source, target] += _num_bytes(content, first, end)
-        self._add(target, ChunkSource(content.sha256, first, end, SourceKind.PEER, source))
-
     def _arrival(
         self, source: NodeId, target: NodeId, first: int, end: int, at_source: _Arrival
     ) -> _Arrival:
@@ -284,9 +262,6 @@ class _Assigning:
     def _seconds(self, source: NodeId, target: NodeId, first: int, end: int) -> float:
         return self._links.link(source, target).hop_seconds((end - first) * CHUNK_BYTES)
 
-    def _add(self, node: NodeId, source: ChunkSource) -> None:
-        self._sources[node].append(source)
-
 
 def _cut(several: Sequence[ChunkRuns]) -> Iterator[tuple[int, int]]:
     """Yield the runs between any two neighbouring ends of the runs in ``several``."""
@@ -304,23 +279,17 @@ def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
         yield start, min(end, start + size)
 
 
-def _merged(sources: Sequence[ChunkSource]) -> Iterator[ChunkSource]:
-    """Yield sources in order, merging neighbours of one kind from one node."""
-    last: ChunkSource | None = None
+def _merged(sources: Sequence[ChunkSource]) -> tuple[ChunkSource, ...]:
+    """Return sources in order, with neighbours of one kind from one node merged."""
+    merged: list[ChunkSource] = []
     for source in sorted(sources, key=lambda each: (each.sha256, each.first)):
-        if last is not None and (last.sha256, last.end, last.kind, last.node) == (
-            source.sha256,
-            source.first,
-            source.kind,
-            source.node,
-        ):
-            last = ChunkSource(last.sha256, last.first, source.end, last.kind, last.node)
-            continue
-        if last is not None:
-            yield last
-        last = source
-    if last is not None:
-        yield last
+        following = (source.sha256, source.first, source.kind, source.node)
+        last = merged[-1] if merged else None
+        if last is not None and (last.sha256, last.end, last.kind, last.node) == following:
+            merged[-1] = msgspec.structs.replace(last, end=source.end)
+        else:
+            merged.append(source)
+    return tuple(merged)
 
 
 def _num_bytes(content: FileContent, first: int, end: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from potluck.errors import InsufficientMemoryError
-from potluck.placement.cuts import Items, items_of, shard_of
+from potluck.placement.cuts import items_of, shard_of
 from potluck.placement.proportional import place
 from potluck.types.cluster import Epoch, NodeId, NodeUnitId, UnitId
 from potluck.types.held_stage import HeldStage
@@ -180,12 +180,12 @@ def keep_and_fill(
     position = 0
     for holding in (*holdings, None):
         part = None if holding is None else items_of(holding.stage.shard)
-        gap = Items(start=position, end=num_layers + 2 if part is None else part.start)
-        if gap.start < gap.end:
+        gap_end = num_layers + 2 if part is None else part.start
+        if position < gap_end:
             filling = (fill or fill_by_memory)(
                 Gap(
-                    start=gap.start,
-                    end=gap.end,
+                    start=position,
+                    end=gap_end,
                     before=leader,
                     after=None if holding is None else holding.unit,
                     left=left,
@@ -268,31 +268,29 @@ def _in_model(stage: PlacedStage, gap: Shard) -> PlacedStage:
 
 def released(report: NodeReport, stages: Iterable[HeldStage]) -> NodeReport:
     """Return a report as it would be without ``stages``, which the node holds now."""
-    host_bytes, device_bytes = 0, Counter[UnitId]()
-    for stage in stages:
-        host_bytes += stage.num_bytes
-        device_bytes[stage.unit_id] += stage.device_bytes
-    return _with_more(report, host_bytes, device_bytes)
+    return _with_more(
+        report, [(stage.unit_id, stage.num_bytes, stage.device_bytes) for stage in stages]
+    )
 
 
 def reserved(report: NodeReport, stages: Iterable[tuple[UnitId, MemoryPlan]]) -> NodeReport:
     """Return a report as it would be if memory were promised to ``stages``, none taken so far."""
-    host_bytes, device_bytes = 0, Counter[UnitId]()
-    for unit_id, memory in stages:
-        host_bytes -= memory.host_bytes
-        device_bytes[unit_id] -= memory.device_bytes
-    return _with_more(report, host_bytes, device_bytes)
+    return _with_more(
+        report, [(unit, -memory.host_bytes, -memory.device_bytes) for unit, memory in stages]
+    )
 
 
-def _with_more(
-    report: NodeReport, host_bytes: int, device_bytes: Mapping[UnitId, int]
-) -> NodeReport:
+def _with_more(report: NodeReport, freed: Sequence[tuple[UnitId, int, int]]) -> NodeReport:
     """Return a report with more usable memory on the host, and on units with their own."""
+    host_bytes = sum(num_bytes for _, num_bytes, _ in freed)
+    device_bytes = Counter[UnitId]()
+    for unit_id, _, num_bytes in freed:
+        device_bytes[unit_id] += num_bytes
     units = tuple(
         msgspec.structs.replace(
             unit,
             usable_bytes=unit.usable_bytes
-            + (host_bytes if unit.is_shared else device_bytes.get(unit.unit_id, 0)),
+            + (host_bytes if unit.is_shared else device_bytes[unit.unit_id]),
         )
         for unit in report.units
     )

@@ -109,12 +109,6 @@ class Dispatcher:
             return self._attachment is not None and not self._attachment.is_stopped
 
     @property
-    def requests_in_flight(self) -> tuple[SequenceRequest, ...]:
-        """Return the requests in the steps in flight, now or when it was stopped."""
-        with self._lock:
-            return () if self._attachment is None else self._attachment.requests_in_flight
-
-    @property
     def live(self) -> tuple[tuple[SequenceId, SequenceRequest], ...]:
         """Return the live sequences, in the order of their arrival."""
         with self._lock:

@@ -302,6 +302,12 @@ class DeploymentRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Return the record with these fields of its plan changed."""
         return self.with_status(plan=replace(self.status.plan, **changes))
 
+    def with_stage(self, index: int, **changes: object) -> DeploymentRecord:
+        """Return the record with these fields of one of its stages changed."""
+        stages = list(self.stages)
+        stages[index] = replace(stages[index], **changes)
+        return self.with_plan(stages=tuple(stages))
+
     def with_files(self, **changes: object) -> DeploymentRecord:
         """Return the record with these fields of its files changed."""
         return self.with_status(files=replace(self.status.files, **changes))

@@ -230,6 +230,11 @@ class Rejection(OnUnit):
     unit_id: UnitId
     reason: str
 
+    @classmethod
+    def of(cls, unit: OnUnit, reason: str) -> Rejection:
+        """Return the rejection of a unit."""
+        return cls(node_id=unit.node_id, unit_id=unit.unit_id, reason=reason)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

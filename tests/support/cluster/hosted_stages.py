@@ -21,10 +21,10 @@ from potluck.cluster.agent.unit_health import UnitFailure
 from potluck.cluster.agent.units import NodeUnits, UnitChoice
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
-from potluck.cluster.coordinator.edges import open_edges
+from potluck.cluster.coordinator.starting import open_edges
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
-from potluck.cluster.network.edges.frames import Frame, FrameKind
+from potluck.cluster.network.edges.frames import Frame, FrameKind, Scope
 from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Address
 from potluck.cluster.wire.calls import ConnectStage, StageLost
@@ -155,8 +155,7 @@ class Node:
             first=Peer.at(NODE, first.address),
             last=Peer.at(NODE, last.address),
             num_stages=len(specs),
-            deployment=DEPLOYMENT,
-            epoch=at,
+            scope=Scope(deployment=DEPLOYMENT, epoch=at),
             limits=LIMITS,
             tell_stages=tell,
         )

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.placement.units import candidate, llama_config, work_of
 
-from potluck.placement import place
 from potluck.placement.candidates import Candidate, PlaceRequest
 from potluck.placement.cuts import cut_of
 from potluck.placement.filling import fill_by_speed
 from potluck.placement.links import LinkTable
-from potluck.placement.path import PathProblem
+from potluck.placement.place import problem_of
 from potluck.placement.stage_reuse import Gap
 from potluck.types.cluster import NodeId
 from potluck.types.placement import PlacedStage, Preferences, UnitOffer
@@ -23,15 +22,14 @@ NUM_LAYERS = 6
 WORK = work_of(llama_config(NUM_LAYERS))
 
 
-def problem_of(candidates: list[Candidate]) -> PathProblem:
-    request = PlaceRequest(
+def requested(candidates: list[Candidate]) -> PlaceRequest:
+    return PlaceRequest(
         candidates=tuple(candidates),
         links=LinkTable(),
         coordinator=NodeId("a"),
         preferences=Preferences(),
         max_step_tokens=128,
     )
-    return place.problem_of(request, 1)
 
 
 def filled(
@@ -57,7 +55,7 @@ def filled(
         busy=set(),
         cost=candidates[0].cost,
     )
-    return fill_by_speed(problem_of(candidates), units)(gap)
+    return fill_by_speed(requested(candidates))(gap)
 
 
 def test_the_fastest_unit_with_room_fills_a_gap() -> None:
@@ -104,7 +102,7 @@ def test_a_gap_is_filled_without_holes_and_within_memory(
     stages = filled(candidates, start, end, before, after, usable)
     if stages is None:
         # No unit has room for all of it.
-        problem = problem_of(candidates)
+        problem = problem_of(requested(candidates), 1)
         needed = problem.item_bytes[:, start:end].sum(axis=1) + problem.stage_bytes
         assert np.all(needed > np.array(usable))
         return
@@ -112,7 +110,9 @@ def test_a_gap_is_filled_without_holes_and_within_memory(
     cuts = [cut_of(names.index(str(each.node_id)), each.shard) for each in stages]
     assert [cut.start for cut in cuts] == [start, *(cut.end for cut in cuts[:-1])]
     assert cuts[-1].end == end
-    problem = replace(problem_of(candidates), usable_bytes=np.array(usable, dtype=np.int64))
+    problem = replace(
+        problem_of(requested(candidates), 1), usable_bytes=np.array(usable, dtype=np.int64)
+    )
     for cut, stage in zip(cuts, stages, strict=True):
         assert problem.bytes_of(cut) == stage.num_bytes <= usable[cut.unit]
 

@@ -23,28 +23,21 @@ A = NodeId("a")
 
 
 def predicted(
-    units: tuple[object, ...],
+    units: tuple[Candidate, ...],
     cuts: tuple[Cut, ...],
     *,
     links: LinkTable | None = None,
     **wishes: int,
 ) -> Prediction:
-    return predict(
-        units,  # type: ignore[arg-type]
-        cuts,
-        links or LinkTable(),
-        coordinator=A,
-        preferences=Preferences(**wishes),  # type: ignore[arg-type]
-        max_step_tokens=128,
-    )
+    return predict(requested(*units, links=links, **wishes), cuts)
 
 
-def requested(*units: Candidate, links: LinkTable | None = None) -> PlaceRequest:
+def requested(*units: Candidate, links: LinkTable | None = None, **wishes: int) -> PlaceRequest:
     return PlaceRequest(
         candidates=units,
         links=links or LinkTable(),
         coordinator=A,
-        preferences=Preferences(),
+        preferences=Preferences(**wishes),  # type: ignore[arg-type]
         max_step_tokens=128,
     )
 

@@ -18,7 +18,7 @@ from potluck.errors import ParameterError
 from potluck.placement.model_counting import counting_of
 from potluck.placement.new_deployment import draft_request, facts_of, name_of, new_record
 from potluck.placement.plan import explanation_of
-from potluck.placement.planned import PlannedModel, plan_record, preferences_of, size_of
+from potluck.placement.planned import PlannedModel, plan_record, size_of
 from potluck.types.deployment import Deploy, DeploymentRecord, StageRecord
 from potluck.types.documents.plan import PlanDocument
 from potluck.types.profile import ModelProfile
@@ -119,16 +119,13 @@ class Planner:
     ) -> tuple[DeploymentRecord, PlannedModel]:
         """Return a record with the plan of a deployment, and the plan. Raises as ``plan_model``."""
         record = self.new_record(request, read, profile)
-        size = size_of(profile.config, record)
         planned = await plan_model(
             self._membership,
-            record.spec.model,
+            record,
             counting_of(profile, self._cost_of),
             read.fingerprint,
-            size,
+            size_of(profile.config, record),
             may_quantize=record.spec.quantization is None,
-            arithmetic=record.status.plan.arithmetic,
-            preferences=preferences_of(record),
             weights=read.weights,
             also_planned=also_planned,
         )

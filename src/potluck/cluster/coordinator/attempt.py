@@ -28,10 +28,9 @@ from potluck.placement.costs import Counting
 from potluck.placement.links import LinkTable
 from potluck.placement.planned import (
     PlannedModel,
-    as_mapped,
     limits_of,
+    mapped_memory,
     plan_record,
-    preferences_of,
     size_of,
 )
 from potluck.placement.rebalancing import PlanComparison, RebalancePolicy, compared
@@ -187,18 +186,14 @@ class Attempt:
         may_quantize: bool,
         from_scratch: bool,
     ) -> PlannedModel:
-        record = self.record
         return await plan_model(
             self._dependencies.membership,
-            record.spec.model,
+            self.record,
             self._counting,
             self._fingerprint,
             size,
             may_quantize=may_quantize,
-            arithmetic=record.status.plan.arithmetic,
-            preferences=preferences_of(record),
             left_out=left_out,
-            record=record,
             leaving=without,
             from_scratch=from_scratch,
             weights=self._weights,
@@ -240,22 +235,18 @@ class Attempt:
 
         def loaded(index: int, stage: Loaded) -> None:
             self._kept_blocks[index] = stage.kept_blocks
-            stages = list(self.record.stages)
             # Nothing is transferred for it any more, but its node's last report is older than the
             # last chunk. If another stage of the node is still loading, it reports again.
-            node_id = stages[index].node_id
+            node_id = self.record.stages[index].node_id
             transfers = tuple(
                 each for each in self.record.status.files.transfers if each.node_id != node_id
             )
-            stages[index] = msgspec.structs.replace(
-                stages[index],
+            self.record = self.record.with_files(transfers=transfers).with_stage(
+                index,
                 memory=stage.memory,
                 read_bytes=stage.read_bytes,
                 load_seconds=stage.seconds,
                 progress=None,
-            )
-            self.record = self.record.with_plan(stages=tuple(stages)).with_files(
-                transfers=transfers
             )
             on_loaded()
 
@@ -318,21 +309,19 @@ class Attempt:
 
     def _progressed(self, index: int, progress: Progress) -> None:
         """Take note of how far a stage is, and its node with files that it gets by content."""
-        stages, transfers = list(self.record.stages), self.record.status.files.transfers
-        node_id = stages[index].node_id
-        stages[index] = msgspec.structs.replace(
-            stages[index],
-            progress=LoadingStage(
-                doing=doing_of(progress),
-                done_bytes=progress.done_bytes,
-                total_bytes=progress.total_bytes,
-            ),
-        )
+        node_id, transfers = self.record.stages[index].node_id, self.record.status.files.transfers
         if progress.transfer is not None:
             others = [each for each in transfers if each.node_id != node_id]
             own = TransferRecord(node_id=node_id, transfer=progress.transfer)
             transfers = tuple(sorted((*others, own), key=lambda each: each.node_id))
-        self.record = self.record.with_plan(stages=tuple(stages)).with_files(transfers=transfers)
+        loading = LoadingStage(
+            doing=doing_of(progress),
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+        )
+        self.record = self.record.with_files(transfers=transfers).with_stage(
+            index, progress=loading
+        )
 
     @property
     def links(self) -> LinkTable:
@@ -440,14 +429,10 @@ class Attempt:
         it.
         """
         planned = self._the_plan.stages
-        mapped = await asyncio.to_thread(as_mapped, planned, self._counting)
+        mapped = await asyncio.to_thread(mapped_memory, planned, self._counting)
         return tuple(
-            SpareCandidate(
-                stage=holding,
-                memory=stage.plan.memory,
-                mapped=None if variant is None else variant.plan.memory,
-            )
-            for holding, stage, variant in zip(self.stages, planned, mapped, strict=True)
+            SpareCandidate(stage=holding, memory=stage.plan.memory, mapped=memory)
+            for holding, stage, memory in zip(self.stages, planned, mapped, strict=True)
         )
 
     @property

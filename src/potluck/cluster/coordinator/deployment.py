@@ -164,7 +164,8 @@ class Deployment:
 
     def path(self) -> tuple[NodeId, PathFigures] | None:
         """Return the figures of the edge to the first stage, and the node of that stage."""
-        return self._requests.path()
+        pipeline = self._requests.pipeline
+        return None if pipeline is None else pipeline.path()
 
     async def start(self) -> None:
         """Deploy for the first time, then run independently.
@@ -227,7 +228,7 @@ class Deployment:
         deadline = self._clock() + DRAIN_SECONDS
         while self._clock() < deadline:
             load = self.load
-            if load is None or load.num_running + load.num_waiting == 0:
+            if load is None or load.num_sequences == 0:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -261,13 +262,13 @@ class Deployment:
 
     def own_metrics(self) -> ModelMetrics | None:
         """Return the current metrics without those of its stages; None while it does not serve."""
-        record, load = self.record, self.load
-        if load is None:
+        record, load, pipeline = self.record, self.load, self._requests.pipeline
+        if load is None or pipeline is None:
             return None
         return own_metrics(
             record,
             load,
-            self._requests.rates.speed(record.spec.num_streams),
+            pipeline.rates.speed(record.spec.num_streams),
             num_blocks=self._epochs.served.limits.num_blocks,
             num_spares=self._upkeep.num_spares,
             slot_bytes=slot_bytes(self._config),
@@ -278,14 +279,14 @@ class Deployment:
 
     async def metrics(self, *, max_age_seconds: float = 0.0) -> ModelMetrics | None:
         """Return metrics that are at most this old; None while it does not serve."""
-        record, sent, own = self.record, self._requests.sent, self.own_metrics()
-        if sent is None or own is None:
+        record, pipeline, own = self.record, self._requests.pipeline, self.own_metrics()
+        if pipeline is None or own is None:
             return None
         if self._latest_metrics is not None:
             epoch, at, latest = self._latest_metrics
             if epoch == record.epoch and self._clock() - at < max_age_seconds:
                 return latest
-        metrics = await with_stages(self._membership, record, own, sent)
+        metrics = await with_stages(self._membership, record, own, pipeline.sent)
         self._latest_metrics = (record.epoch, self._clock(), metrics)
         return metrics
 

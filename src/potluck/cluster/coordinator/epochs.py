@@ -143,12 +143,8 @@ class Epochs:
         self._lost(lost.epoch, error)
 
     def _lost(self, epoch: Epoch, error: PotluckError) -> None:
-        load = self._requests.load
-        self._handle(
-            events.StageLost(
-                epoch=epoch, error=error, is_in_use=load.num_running + load.num_waiting > 0
-            )
-        )
+        is_in_use = self._requests.load.num_sequences > 0
+        self._handle(events.StageLost(epoch=epoch, error=error, is_in_use=is_in_use))
 
     def node_left(self, node_id: NodeId) -> None:
         """Handle a node that has left."""

@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from potluck.cluster.coordinator.pipeline import RemotePipeline, SentTotals
-from potluck.cluster.coordinator.token_rates import TokenRates
-from potluck.cluster.network.edges.path_figures import PathFigures
+from potluck.cluster.coordinator.pipeline import RemotePipeline
 from potluck.errors import (
     OverloadedError,
     ParameterError,
@@ -32,7 +30,6 @@ from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import Load, SchedulerLimits
 from potluck.scheduling.pipeline import OnOutcome
 from potluck.scheduling.suspects import Suspects, SuspectState
-from potluck.types.cluster import NodeId
 from potluck.types.drafting import DraftSource
 from potluck.types.gateway import GenerationTotals
 from potluck.types.sampling import validate_sampling
@@ -155,7 +152,7 @@ class RequestQueue:
     ``no_plan`` for other stages, the time since the loss counts for all sequences. ``retry_after``
     estimates in how many seconds there is room again. Without ``has_logits`` the model only
     produces vectors. ``drafts`` makes the sequences' drafters. ``clock`` is in seconds and runs at
-    the rate of the loop's.
+    the rate of the loop's. ``pipeline`` is None while detached.
     """
 
     def __init__(
@@ -173,6 +170,7 @@ class RequestQueue:
         clock: Callable[[], float],
     ) -> None:
         self.model_id = model_id
+        self.pipeline: RemotePipeline | None = None
         self._vocab_size = vocab_size
         self._has_logits = has_logits
         self._recovery_wait_seconds = recovery_wait_seconds
@@ -183,7 +181,6 @@ class RequestQueue:
         self._suspects = Suspects()
         self._dispatcher = Dispatcher(limits, self._broken, drafts)
         self._on_over: OnOver | None = None
-        self._pipeline: RemotePipeline | None = None
         self._waiting: dict[SequenceId, _WaitingSequence] = {}
         self._deliveries = _Deliveries(self._tell, clock)
         self._lost_at: float | None = clock()  # None while attached
@@ -205,23 +202,9 @@ class RequestQueue:
         """Return whether there are stages that compute."""
         return self._dispatcher.is_attached
 
-    def path(self) -> tuple[NodeId, PathFigures] | None:
-        """Return the figures of the edge to the first stage, and the node of that stage."""
-        return None if self._pipeline is None else self._pipeline.path()
-
     def drafts_ready(self) -> None:
         """Ask drafters that had no draft again."""
         self._dispatcher.drafts_ready()
-
-    @property
-    def sent(self) -> SentTotals | None:
-        """Return what was sent over the edge to the first stage; None while detached."""
-        return None if self._pipeline is None else self._pipeline.sent
-
-    @property
-    def rates(self) -> TokenRates:
-        """Return the generation rates; unknown while detached."""
-        return TokenRates() if self._pipeline is None else self._pipeline.rates
 
     def attach(self, limits: SchedulerLimits, open_pipeline: OpenPipeline, on_over: OnOver) -> None:
         """Attach a pipeline and start computing, waiting sequences first.
@@ -238,8 +221,8 @@ class RequestQueue:
             on_over(error)
 
         def start_pipeline(on_outcome: OnOutcome) -> RemotePipeline:
-            self._pipeline = open_pipeline(on_outcome, lost)
-            return self._pipeline
+            self.pipeline = open_pipeline(on_outcome, lost)
+            return self.pipeline
 
         self._on_over = on_over
         dispatcher.attach(start_pipeline, limits)
@@ -256,7 +239,7 @@ class RequestQueue:
         Call ``record_defect`` before the next ``attach``.
         """
         self._dispatcher.stop()
-        self._pipeline = self._on_over = None
+        self.pipeline = self._on_over = None
         if self._lost_at is None:
             self._lost_at = self._clock()
         self.end_waits()

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from potluck.cluster.coordinator.starting import load_stage
 from potluck.cluster.coordinator.survey import gather_reports
 from potluck.cluster.coordinator.weights import ModelWeights, prepare_weights
@@ -119,11 +117,7 @@ async def load_spares(
     reports, _ = await gather_reports(membership)
     num_spares = sum(len(_holders(each.stage, reports)) - 1 for each in stages)
     for spare in missing_spares(stages, reports, record.spec.num_spares):
-        there = list(record.stages)
-        there[spare.index] = msgspec.structs.replace(
-            there[spare.index], node_id=spare.node_id, memory=spare.memory
-        )
-        elsewhere = record.with_plan(stages=tuple(there))
+        elsewhere = record.with_stage(spare.index, node_id=spare.node_id, memory=spare.memory)
         try:
             if weights is not None and record.status.files.manifest_for(spare.node_id) is not None:
                 lacking = [(spare.node_id, elsewhere.shard(spare.index))]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import pairwise
 
-from potluck.cluster.coordinator.edges import open_edges
+from potluck.cluster.background import on_thread
 from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
+from potluck.cluster.network.edges.frames import Hello, Scope
 from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.calls import ConnectStage, Stalled
@@ -24,11 +27,15 @@ from potluck.cluster.wire.worker_messages import (
     StageFiles,
     StageSpec,
 )
-from potluck.errors import CallError, EngineError, SilentNodeError
+from potluck.errors import CallError, EdgeError, EngineError, SilentNodeError
 from potluck.scheduling.frame_limits import EdgeLimits, sequences_in_step
 from potluck.types.cluster import NodeId
 from potluck.types.deployment import DeploymentRecord
 from potluck.types.stage import StageSize
+
+_EDGE_SECONDS = 35.0
+
+_Ends = dict[Hello, IncomingEdge | OutgoingEdge]
 
 
 async def load_stages(
@@ -136,7 +143,7 @@ async def connect_stages(
     *,
     ways: Reachability = ANY_WAY,
 ) -> tuple[OutgoingEdge, IncomingEdge]:
-    """Open the edges of the loaded stages, and the coordinator's two.
+    """Open the edges of the loaded stages, and the coordinator's two: to the first, from the last.
 
     An edge is opened from its receiver's side if ``ways`` allows nothing else. Raise ``EdgeError``
     for neighbours that cannot connect in either direction.
@@ -184,13 +191,99 @@ async def connect_stages(
         first=stages[0],
         last=stages[groups[-1][0]],
         num_stages=len(stages),
-        deployment=record.deployment,
-        epoch=record.epoch,
+        scope=Scope(deployment=record.deployment, epoch=record.epoch),
         limits=limits,
         awaits_first=is_reversed[0],
         dials_last=is_reversed[-1],
         tell_stages=connect_all,
     )
+
+
+async def open_edges(
+    endpoint: EdgeEndpoint,
+    *,
+    first: Peer,
+    last: Peer,
+    num_stages: int,
+    scope: Scope,
+    limits: EdgeLimits,
+    dials_last: bool = False,
+    awaits_first: bool = False,
+    tell_stages: Callable[[EdgeAddress], Sequence[Coroutine[object, object, None]]],
+) -> tuple[OutgoingEdge, IncomingEdge]:
+    """Open the coordinator's two edges, while the stages open theirs.
+
+    ``tell_stages`` gets the address at which stages will find the coordinator, and returns the task
+    that must continue meanwhile. With ``awaits_first``, the first stage connects to the
+    coordinator; with ``dials_last``, the coordinator connects to the last one. If anything fails,
+    nothing stays open.
+    """
+    try:
+        listener = endpoint.listen()
+    except OSError as error:
+        raise EdgeError(last.node_id, f"cannot listen for an edge: {error.strerror}") from error
+    to_first = Hello(scope=scope, index=0, is_reversed=awaits_first)
+    from_last = Hello(scope=scope, index=num_stages, is_reversed=dials_last)
+    awaited = {
+        hello: stage.node_id
+        for hello, stage, is_awaited in (
+            (to_first, first, awaits_first),
+            (from_last, last, not dials_last),
+        )
+        if is_awaited
+    }
+
+    def dial(hello: Hello, stage: Peer) -> _Ends:
+        end = connect_end(
+            stage.address,
+            endpoint.credentials,
+            hello,
+            peer=stage.node_id,
+            limits=limits,
+            timeout_seconds=_EDGE_SECONDS,
+        )
+        return {hello: end}
+
+    opening = [
+        on_thread(partial(dial, hello, stage), name="open-edge", unwanted=_close_all)
+        for hello, stage in ((to_first, first), (from_last, last))
+        if hello not in awaited
+    ]
+    if awaited:
+        accept = partial(
+            listener.accept_ends, awaited, limits=limits, timeout_seconds=_EDGE_SECONDS
+        )
+        opening.append(on_thread(accept, name="open-edge", unwanted=_close_all))
+    telling = [asyncio.ensure_future(each) for each in tell_stages(listener.address)]
+    try:
+        await asyncio.gather(*opening, *telling)
+        ends = {hello: end for each in opening for hello, end in each.result().items()}
+        outgoing, incoming = ends[to_first], ends[from_last]
+        if not isinstance(outgoing, OutgoingEdge) or not isinstance(incoming, IncomingEdge):
+            raise EdgeError(first.node_id, "an edge was opened in the wrong direction")
+        return outgoing, incoming
+    except BaseException:
+        for task in telling:
+            task.cancel()
+        await asyncio.gather(*telling, return_exceptions=True)
+        for each in opening:
+            _close_when_open(each)
+        raise
+    finally:
+        listener.close()  # ends accept
+
+
+def _close_when_open(opening: asyncio.Future[_Ends]) -> None:
+    """Close edges that are no longer needed, once they are open."""
+    if not opening.done():
+        opening.cancel()
+    elif not opening.cancelled() and opening.exception() is None:
+        _close_all(opening.result())
+
+
+def _close_all(ends: _Ends) -> None:
+    for end in ends.values():
+        end.close()
 
 
 def _together(stages: Sequence[Progress], nodes: Sequence[NodeId]) -> tuple[str, int, int]:

@@ -19,14 +19,13 @@ from potluck.engines.backends import BACKENDS
 from potluck.errors import CallError, PotluckError
 from potluck.placement.costs import Counting, shapes_of
 from potluck.placement.plan import make_plan
-from potluck.placement.planned import PlannedModel, without_memory_of
+from potluck.placement.planned import PlannedModel, preferences_of, without_memory_of
 from potluck.placement.snapshot import ClusterSnapshot
 from potluck.placement.stage_reuse import Holding
-from potluck.types.arithmetic import Arithmetic
 from potluck.types.cluster import SAME_VERSION, DeploymentId, NodeId, NodeUnitId
 from potluck.types.deployment import DeploymentRecord, ModelFingerprint, StageRecord
 from potluck.types.node import CPU_UNIT, NodeReport
-from potluck.types.placement import Preferences, Rejection
+from potluck.types.placement import Rejection
 from potluck.types.speed import NodeSpeeds
 from potluck.types.stage import StageSize
 from potluck.types.unit import Role
@@ -42,35 +41,33 @@ loaded."""
 
 async def plan_model(
     membership: Membership,
-    model: str,
+    record: DeploymentRecord,
     counting: Counting,
     fingerprint: ModelFingerprint,
     size: StageSize,
     *,
     may_quantize: bool,
-    arithmetic: Arithmetic | None,
-    preferences: Preferences,
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
-    record: DeploymentRecord | None = None,
     leaving: Collection[NodeId] = (),
     from_scratch: bool = False,
-    weights: ModelWeights | None = None,
+    weights: ModelWeights | None,
     also_planned: Sequence[StageRecord] = (),
 ) -> PlannedModel:
-    """Place a model on the available nodes that can read exactly the same files.
+    """Place the model of ``record`` on the available nodes that can read exactly the same files.
 
     With ``weights``, nodes that have no files at the model's path get them by content.
 
     With ``may_quantize`` the model is quantized as little as makes it fit, but at least as much as
-    ``size`` says. For ``arithmetic`` see ``plan_in``. Units that are ``left_out`` get nothing, for
-    the given reasons, nor do nodes that are ``leaving``. The memory of ``also_planned``, stages
-    that are not deployed yet, is not available. What workers already hold of the
-    deployment of ``record`` stays where it is, if that leads to a plan, unless the plan is made
+    ``size`` says. For the arithmetic of ``record`` see ``plan_in``. Units that are ``left_out`` get
+    nothing, for the given reasons, nor do nodes that are ``leaving``. The memory of
+    ``also_planned``, stages that are not deployed yet, is not available. What workers already hold
+    of the deployment stays where it is, if that leads to a plan, unless the plan is made
     ``from_scratch``. Raise ``InsufficientMemoryError``, which says what would fit, the error that
     makes the model unreadable here, and ``EngineError`` if this node knows none of the backends or
     no unit has the arithmetic.
     """
     shapes = await asyncio.to_thread(shapes_of, counting, size, [each.name for each in BACKENDS])
+    model = record.spec.model
     request = SurveyNode(model=model, model_shapes=shapes)
     surveys, silent = await _ask_all(membership, partial(_ask_survey, membership, request))
     reports = [
@@ -78,11 +75,8 @@ async def plan_model(
         for node, each in surveys.items()
     ]
     reports = without_memory_of(also_planned, reports)
-    held = [] if record is None else held_of(record.deployment, reports)
-    in_use = {
-        (*stage.unit, stage.start_layer, stage.end_layer)
-        for stage in (() if record is None else record.stages)
-    }
+    held = held_of(record.deployment, reports)
+    in_use = {(*stage.unit, stage.start_layer, stage.end_layer) for stage in record.stages}
     reports, absent = _without(reports, left_out)
     able, unable, own_files = await _nodes_with_model(
         membership, model, fingerprint, reports, surveys, gets_files=weights is not None
@@ -97,7 +91,7 @@ async def plan_model(
         reports=reports,
         able=able,
         coordinator=membership.node_id,
-        preferences=preferences,
+        preferences=preferences_of(record),
         speeds=speeds,
         held=held,
         in_use=in_use,
@@ -109,7 +103,7 @@ async def plan_model(
         snapshot,
         size,
         may_quantize=may_quantize,
-        arithmetic=arithmetic,
+        arithmetic=record.status.plan.arithmetic,
         rejections=(*silent, *absent, *unable),
     )
     return dataclasses.replace(planned, own_files=own_files)

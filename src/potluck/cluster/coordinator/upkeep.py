@@ -81,7 +81,9 @@ async def verify_files(membership: Membership, record: DeploymentRecord) -> Veri
     for file in manifest.files:
         is_verified = await _verify(membership, file, found)
         if is_verified is False:
-            await _discard(membership, nodes, file)
+            request = DiscardFile(sha256=file.content.sha256, reason=f"{file.name} is damaged")
+            told = dict.fromkeys(nodes, request)
+            await DISCARD.call_all(membership, told, level=logging.WARNING)
             origin = "" if manifest.hub is None else f" of {manifest.hub.repo_id}"
             raise ModelFileError(
                 f"{file.name}{origin}",
@@ -136,13 +138,6 @@ def _digest(state: bytes) -> str:
 
     finished = Sha256State() if not state else Sha256State.restored(state)
     return finished.digest().hex()
-
-
-async def _discard(
-    membership: Membership, nodes: Sequence[NodeId] | frozenset[NodeId], file: ManifestFile
-) -> None:
-    request = DiscardFile(sha256=file.content.sha256, reason=f"{file.name} is damaged")
-    await DISCARD.call_all(membership, dict.fromkeys(nodes, request), level=logging.WARNING)
 
 
 class Upkeep:

@@ -142,14 +142,6 @@ def usage_of(counts: Ints, tracked: frozenset[int], num_items: int) -> Usage | N
     return Usage(one, full, field, spare)
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledPath:
-    """The best path below a limit, or no stages if there is none."""
-
-    seconds: float
-    stages: tuple[Stage, ...]
-
-
 class _States(NamedTuple):
     """Paths so far: what they used, where they end, their seconds with prices, and prices alone."""
 
@@ -162,10 +154,11 @@ class _States(NamedTuple):
 
 def search(
     table: Table, relaxation: Relaxation, below: float, tracked: frozenset[int], budget: Budget
-) -> LabelledPath | None:
-    """Return the best path that takes less than ``below``; None if that exceeds the limits.
+) -> tuple[float, tuple[Stage, ...]] | None:
+    """Return the seconds and the stages of the best path that takes less than ``below``.
 
-    Costs are limited by the budget, by 62 bits for a usage, and by the states at one item.
+    There are no stages if there is no such path. Return None if the search exceeds the limits:
+    costs are limited by the budget, by 62 bits for a usage, and by the states at one item.
     """
     num_items = table.num_items
     priced = frozenset(np.flatnonzero(relaxation.prices > 0).tolist())
@@ -324,17 +317,17 @@ def _extend(
         )
 
 
-def _finish(table: Table, waiting: list[_States], entries: _Entries, below: float) -> LabelledPath:
+def _finish(
+    table: Table, waiting: list[_States], entries: _Entries, below: float
+) -> tuple[float, tuple[Stage, ...]]:
     if not waiting:
-        return LabelledPath(below, ())
+        return below, ()
     states = _joined(waiting)
     seconds = states.seconds - states.prices + table.exit[states.kind]
     best = int(seconds.argmin())
     if not seconds[best] < below:
-        return LabelledPath(below, ())
-    return LabelledPath(
-        float(seconds[best]), entries.stages(int(states.entry[best]), table.num_items)
-    )
+        return below, ()
+    return float(seconds[best]), entries.stages(int(states.entry[best]), table.num_items)
 
 
 def _joined(parts: list[_States]) -> _States:

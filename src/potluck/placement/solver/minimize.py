@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from potluck.placement.path import Floats
 from potluck.placement.solver.labels import Relaxation, relax, search, through_bounds
-from potluck.placement.solver.table import Budget, Stage, Table
+from potluck.placement.solver.table import Budget, Stage, Table, of_kinds
 
 NEGLIGIBLE = 1e-9
 """A gap of this relative size is a rounding error."""
@@ -374,13 +374,12 @@ def _prove(table: Table, relaxation: Relaxation, incumbent: _Incumbent, budget: 
         found = search(smaller, relaxation, incumbent.seconds, tracked, budget)
         if found is None:
             return bound
-        if not found.stages:
+        seconds, stages = found
+        if not stages:
             return incumbent.seconds
-        bound = max(bound, found.seconds)
-        again = overused(smaller, found.stages)
+        bound = max(bound, seconds)
+        again = overused(smaller, stages)
         if not again:
-            incumbent.try_stages(
-                tuple(Stage(int(kept[each.kind]), each.start, each.end) for each in found.stages)
-            )
+            incumbent.try_stages(of_kinds(stages, kept))
             return bound
         tracked |= again

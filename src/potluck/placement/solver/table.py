@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -133,6 +134,11 @@ class Stage:
     kind: int
     start: int
     end: int
+
+
+def of_kinds(stages: Iterable[Stage], kinds: NDArray[np.intp]) -> tuple[Stage, ...]:
+    """Return stages on a table of only these ``kinds`` as stages on the whole table."""
+    return tuple(replace(stage, kind=int(kinds[stage.kind])) for stage in stages)
 
 
 def make_table(problem: PathProblem, units: NDArray[np.intp] | None = None) -> Table:

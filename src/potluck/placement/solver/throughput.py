@@ -19,9 +19,9 @@ from potluck.placement.solver.table import (
     DEFAULT_ELEMENTS,
     TOLERANCE,
     Budget,
-    Stage,
     Table,
     make_table,
+    of_kinds,
 )
 
 MOST_SIZES = 7
@@ -89,7 +89,7 @@ def minimize_any(table: Table, budget: Budget) -> BestPath:
             start=tuple(place[kind] for kind in start),
             prices=prices[chosen],
         )
-    stages = tuple(Stage(int(chosen[each.kind]), each.start, each.end) for each in best_path.stages)
+    stages = of_kinds(best_path.stages, chosen)
     return replace(best_path, stages=stages, bound_seconds=min(bound, best_path.seconds))
 
 
@@ -123,20 +123,13 @@ def promising_units(problem: PathProblem, among: NDArray[np.intp], most: int) ->
     return np.sort(among[np.argsort(reduced, kind="stable")[:most]])
 
 
-def shortest_path(
-    problem: PathProblem,
-    *,
-    limit_seconds: float = math.inf,
-    num_elements: int = DEFAULT_ELEMENTS,
-) -> Path | None:
+def shortest_path(problem: PathProblem, *, num_elements: int = DEFAULT_ELEMENTS) -> Path | None:
     """Return the path with the least ``path_seconds``, or None if no path was found.
 
-    No stage takes longer than ``limit_seconds``, and no link is occupied for longer. Work is
-    bounded by ``num_elements`` rather than by time, so the same problem has the same answer.
+    Work is bounded by ``num_elements`` rather than by time, so the same problem has the same
+    answer.
     """
     table = make_table(problem)
-    if math.isfinite(limit_seconds):
-        table = table.limited(limit_seconds)
     best_path = minimize_any(table, Budget(num_elements))
     if not best_path.stages:
         return None

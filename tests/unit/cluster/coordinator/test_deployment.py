@@ -49,7 +49,6 @@ from potluck.types.deployment import (
     TransferRecord,
 )
 from potluck.types.groups import LayoutStage
-from potluck.types.placement import Preferences
 from potluck.types.program import Shard
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
@@ -131,12 +130,11 @@ class Cluster:
 
     async def _plan(
         self,
+        membership: object,
+        record: DeploymentRecord,
         *_: object,
         may_quantize: bool,
-        arithmetic: Arithmetic | None,
-        preferences: Preferences,
         left_out: Mapping[NodeUnitId, str],
-        record: DeploymentRecord,
         leaving: Collection[NodeId],
         from_scratch: bool,
         weights: object,
@@ -148,7 +146,7 @@ class Cluster:
             raise self.failures.pop(0)
         return PlannedModel(
             quantization=Quantization.NONE,
-            arithmetic=arithmetic or Arithmetic.AVX512_BF16,
+            arithmetic=record.status.plan.arithmetic or Arithmetic.AVX512_BF16,
             arithmetic_note="",
             stages=cast(Any, (a_planned_stage(),)),
             rejections=(),

@@ -11,14 +11,15 @@ import pytest
 from support.cluster.edges import LIMITS, RECEIVER, SENDER, credentials
 from support.processes.waiting import done_within, eventually
 
-from potluck.cluster.coordinator.edges import open_edges
+from potluck.cluster.coordinator.starting import open_edges
 from potluck.cluster.network.edges.address import EdgeAddress
+from potluck.cluster.network.edges.frames import Scope
 from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.wire.worker_messages import Peer
 from potluck.errors import EdgeError, EngineError
 from potluck.types.cluster import DeploymentId, Epoch
 
-EPOCH = Epoch(number=1, coordinator=SENDER)
+SCOPE = Scope(deployment=DeploymentId("demo"), epoch=Epoch(number=1, coordinator=SENDER))
 
 
 async def open_to(address: tuple[str, int], stages: Coroutine[object, object, None]) -> None:
@@ -28,8 +29,7 @@ async def open_to(address: tuple[str, int], stages: Coroutine[object, object, No
         first=stage,
         last=stage,
         num_stages=1,
-        deployment=DeploymentId("demo"),
-        epoch=EPOCH,
+        scope=SCOPE,
         limits=LIMITS,
         tell_stages=lambda _: [stages],
     )
@@ -82,8 +82,7 @@ def test_a_host_that_cannot_be_listened_on_is_an_error_of_the_edge() -> None:
             first=stage,
             last=stage,
             num_stages=1,
-            deployment=DeploymentId("demo"),
-            epoch=EPOCH,
+            scope=SCOPE,
             limits=LIMITS,
             tell_stages=lambda _: [],
         )
