@@ -200,7 +200,7 @@ class AgentGateway:
 
     @property
     def _alive(self) -> frozenset[NodeId]:
-        return self._agent.membership.nodes() | {self._agent.node_id}
+        return self._agent.membership.reachable_nodes()
 
     def _as_seen(self) -> list[DeploymentRecord]:
         alive = self._alive

@@ -66,7 +66,7 @@ async def ask_hosts(membership: Membership) -> AsyncGenerator[HostAnswer, None]:
                 return HostAnswer(node_id=node, problem=error.message)
         return HostAnswer(node_id=node, description=answer.decode("utf-8", errors="replace"))
 
-    nodes = sorted(membership.nodes() | {membership.node_id})
+    nodes = sorted(membership.reachable_nodes())
     asking = [asyncio.create_task(ask(node)) for node in nodes]
     try:
         for answered in asyncio.as_completed(asking):

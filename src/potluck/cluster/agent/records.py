@@ -326,7 +326,7 @@ class Records:
         """
         own = self._membership.node_id
         coordinator = record.epoch.coordinator
-        others = (self._membership.nodes() | {own}) - {to}
+        others = self._membership.reachable_nodes() - {to}
         return coordinator in (own, to) or (coordinator not in others and min(others) == own)
 
     def is_live(self, deployment: DeploymentId) -> bool:

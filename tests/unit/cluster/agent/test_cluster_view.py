@@ -306,7 +306,7 @@ def test_a_prediction_of_other_stages_is_not_shown_by_stage(nodes: tuple[NodeId,
 
 def agent_with(records: list[DeploymentRecord]) -> Any:
     live = SimpleNamespace(live=lambda: tuple(records), registry=SimpleNamespace())
-    membership = SimpleNamespace(nodes=lambda: frozenset({A}))
+    membership = SimpleNamespace(reachable_nodes=lambda: frozenset({A}))
     return SimpleNamespace(
         coordination=SimpleNamespace(records=live, is_draining=False),
         membership=membership,
@@ -373,13 +373,13 @@ def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves(
             return [(status.state, status.reason), (ModelState(shown.state.value), shown.reason)]
 
         assert seen() == [(ModelState.READY, "")] * 2
-        agent.membership.nodes = lambda: frozenset({B})
+        agent.membership.reachable_nodes = lambda: frozenset({B})
         agent.node_id = B
         (state, reason), shown = seen()
         assert (state, reason) == shown
         assert state is ModelState.DEGRADED
         assert f"node {A}, its coordinator, is lost" in reason
-        agent.membership.nodes = lambda: frozenset({A})
+        agent.membership.reachable_nodes = lambda: frozenset({A})
         agent.coordination.is_draining = True
         leaving = (ModelState.DEGRADED, "this node is leaving the cluster")
         assert seen() == [leaving, (ModelState.READY, "")]
