@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import psutil
@@ -45,19 +44,6 @@ _LOOK_SECONDS = 0.05
 Work = tuple[int, int]
 
 
-class Checked(Protocol):
-    """A stage's worker."""
-
-    @property
-    def pid(self) -> int:
-        """Return the process id."""
-        ...
-
-    async def stats(self) -> Stats | None:
-        """See ``WorkerProcess.stats``."""
-        ...
-
-
 def work_of(pid: int) -> Work:
     """Return numbers that grow while a worker computes: CPU time and pages read, of all threads but
     the first, which only answers the agent.
@@ -69,7 +55,7 @@ def work_of(pid: int) -> Work:
     )
 
 
-async def check_worker(worker: Checked, *, is_cpu: bool) -> StageCheck | None:
+async def check_worker(worker: WorkerProcess, *, is_cpu: bool) -> StageCheck | None:
     """Observe a worker for ``CHECK_SECONDS``, or until all is well; None for one that has exited.
 
     A worker that computes answers its agent on another thread, and uses the CPU. One that was

@@ -136,7 +136,14 @@ class Agent:
             known_nodes = KnownNodes(membership, spawn=background.spawn)
             history = History(membership, spawn=background.spawn)
             outages = UnitOutages(history.unit_changed)
-            units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
+            units = NodeUnits(
+                lambda: hardware.report,
+                backends=config.backends,
+                requested=config.backend,
+                allow_software=config.allow_software,
+                isa=config.isa,
+                out=outages.reasons,
+            )
             speeds = MeasuredSpeeds(state.step_times, units, threads)
             opened.callback(speeds.close)
             endpoint = EdgeEndpoint(
@@ -180,7 +187,7 @@ class Agent:
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
                 measured=measured,
-                files=files,
+                worker_socket=None if files is None else files.worker_socket,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)

@@ -22,7 +22,7 @@ from potluck.cluster.agent import records, takeover
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.takeover import Takeovers
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.background import Background
 from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.wire.calls import encode, pack_record, unpack_record
@@ -60,7 +60,7 @@ class Node:
         self.found = ModelFingerprint(digest="")
         self.problem: Exception = ModelNotFoundError("no such file")
 
-        units = NodeUnits(hardware.report, UnitChoice(backends=BACKENDS))
+        units = NodeUnits(hardware.report, backends=BACKENDS)
         self.coordination = Coordination(
             cast(Any, self.membership),
             EdgeEndpoint(credentials=credentials(A), listen_host="127.0.0.1"),

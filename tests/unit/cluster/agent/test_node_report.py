@@ -11,7 +11,7 @@ from support.machines import hardware
 from potluck.cluster.agent import node
 from potluck.cluster.agent.node import StageMemory, report
 from potluck.cluster.agent.threads import NodeThreads
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.engines.backends import BACKENDS
 from potluck.host.cores import WATCH_SECONDS, CoreWatch, UsableCores
 from potluck.host.system import System
@@ -40,7 +40,7 @@ def make_report(
     threads: NodeThreads | None = None,
     limit: int | None = None,
 ) -> NodeReport:
-    units = NodeUnits(lambda: probed, UnitChoice(backends=BACKENDS))
+    units = NodeUnits(lambda: probed, backends=BACKENDS)
     return report(
         NodeId("a" * 16),
         probed,
