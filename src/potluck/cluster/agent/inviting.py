@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cluster.invitations.channel import Question, Reply, Settings
+from potluck.cluster.invitations.channel import Settings
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.invitation import Invitation
 from potluck.cluster.invitations.issuing import ClusterFacts, Issuing
@@ -172,11 +172,7 @@ class Inviting:
                 wheel_folders=self._wheel_folders,
             )
             issuing = Issuing(authority, lambda: self.ledger, self._keep, self._facts)
-
-            async def answer(question: Question) -> Reply:
-                return issuing.answer(question)
-
-            self._server = await InvitationServer.start(source, settings, answer)
+            self._server = await InvitationServer.start(source, settings, issuing.answer)
         except BaseException as error:
             source.close()
             self._membership.remove_route(JOIN_NAME)

@@ -20,6 +20,8 @@ import ssl
 import threading
 from pathlib import Path
 
+import msgspec
+
 from potluck.cluster.invitations.answers import (
     Answer,
     NewcomerRequest,
@@ -35,7 +37,6 @@ from potluck.cluster.invitations.channel import (
     Reply,
     Settings,
     decode_from_agent,
-    decoded,
     encoded,
 )
 from potluck.cluster.invitations.front import Front
@@ -143,7 +144,7 @@ def run_invitation_server(channel: int, source: int) -> None:
     while lines == []:
         lines = line.receive()
     if lines is not None:
-        settings = decoded(lines[0], Settings)
+        settings = msgspec.json.decode(lines[0], type=Settings)
         front = Front(
             connection_source(source),
             server_context(settings),
