@@ -115,8 +115,8 @@ class WeightCalls:
             )
         host, port = process.address
         return NodeHoldings(
-            held=dict(found.held),
-            verified=frozenset(found.verified),
+            held=found.held,
+            verified=found.verified,
             reaches_hub=reaches_hub,
             host=host,
             port=port,

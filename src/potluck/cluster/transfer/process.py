@@ -265,7 +265,7 @@ class TransferService:
         match message:
             case AskHoldings():
                 held, verified = self.board.files.held(message.contents)
-                return HoldingsAnswer(number, held, tuple(verified))
+                return HoldingsAnswer(number, held, frozenset(verified))
             case AskIdentity():
                 return self._identified(number, Path(message.path))
             case AskDigests():

@@ -52,7 +52,6 @@ from potluck.types.cluster import NodeId
 from potluck.types.content import (
     ChunkSource,
     FileContent,
-    Holdings,
     Manifest,
     ReadingOrder,
     Transfer,
@@ -158,17 +157,9 @@ class TransferProcess:
                 raise process_gone() from error
         return ours
 
-    async def holdings(self, contents: Sequence[FileContent]) -> Holdings:
-        """Return what this node has of ``contents``, without checking whether it reaches the hub.
-
-        Raise ``TransferError``.
-        """
-        answer = await self._ask(AskHoldings(next(self._numbers), tuple(contents)), HoldingsAnswer)
-        return Holdings(
-            node=NodeId(self._settings.node_id),
-            held=answer.held,
-            verified=frozenset(answer.verified),
-        )
+    async def holdings(self, contents: Sequence[FileContent]) -> HoldingsAnswer:
+        """Return what this node has of ``contents``. Raise ``TransferError``."""
+        return await self._ask(AskHoldings(next(self._numbers), tuple(contents)), HoldingsAnswer)
 
     async def identify(
         self, path: Path, on_progress: Callable[[int, int], None] | None = None
