@@ -38,7 +38,6 @@ from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.agent.own_address import OwnAddress
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls
@@ -203,21 +202,15 @@ class Agent:
                 step_seconds=config.stage_step_seconds,
                 idle_seconds=config.idle_test_seconds,
             )
-
-            def refused(nodes: frozenset[NodeId]) -> None:
-                history.refused(nodes)
-                if files is not None:
-                    files.set_refused(nodes)
-
             removals = Removals(
                 membership,
                 identity,
                 paths.removed,
                 spawn=background.spawn,
                 events=events,
-                refused=refused,
+                removed=history.removed,
+                refuse=(lambda nodes: None) if files is None else files.set_refused,
             )
-            history.began_with(frozenset(map(NodeId, removals.times())))
             fingerprints = Fingerprints()
             weights = NodeWeights(
                 membership, fingerprints, files, link_speeds=links.speeds, cannot=cannot
@@ -234,9 +227,8 @@ class Agent:
             )
             opened.push_async_callback(coordination.close)
             opened.push_async_callback(history.announce_leaving)
-            views = CoordinatorViews(membership)
-            takeovers = Takeovers(membership, coordination, views, spawn=background.spawn)
-            relaying = Relaying(membership, coordination, views)
+            takeovers = Takeovers(membership, coordination, spawn=background.spawn)
+            relaying = Relaying(membership, coordination)
             node_calls = NodeCalls(
                 membership,
                 hardware,

@@ -289,7 +289,8 @@ class WorkerProcess:
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError:
-            error = unresponsive(seconds)
+            message = f"its worker has not answered for {format_seconds(seconds)}"
+            error = StalledError(Fault.HUNG.value, message)
             self.fail(error)
             raise error from None
         finally:
@@ -453,17 +454,10 @@ class WorkerProcess:
         return EngineError("the worker ended")
 
 
-def silent(seconds: float | None) -> UnitFaultError:
+def silent(seconds: float) -> UnitFaultError:
     """Return the error of a silent worker, whose driver blocks all of its threads."""
     return UnitFaultError(
-        Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
-    )
-
-
-def unresponsive(seconds: float) -> StalledError:
-    """Return the error of a loaded worker that does not answer."""
-    return StalledError(
-        Fault.HUNG.value, f"its worker has not answered for {format_seconds(seconds)}"
+        Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds)}"
     )
 
 

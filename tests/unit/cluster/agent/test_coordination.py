@@ -20,7 +20,6 @@ from support.virtual_time.run import run_in_virtual_time
 from potluck.cluster.agent import coordination as module
 from potluck.cluster.agent import records, takeover
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.takeover import Takeovers
 from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.background import Background
@@ -74,11 +73,9 @@ class Node:
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.0)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
-        membership = cast(Any, self.membership)
         self.takeovers = Takeovers(
-            membership,
+            cast(Any, self.membership),
             self.coordination,
-            CoordinatorViews(membership),
             spawn=self.background.spawn,
             clock=asyncio.get_running_loop().time,
         )
