@@ -39,6 +39,15 @@ def end_with(parent_pid: int) -> None:
         os._exit(1)
 
 
+def ignore_stop_signals() -> None:
+    """Leave it to the parent to end this process.
+
+    A service manager may send these signals to all processes of the agent; the agent handles them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def prctl(option: int, value: int) -> None:
     """Call ``prctl(2)``. Kernels ignore options that they do not know."""
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
