@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import psutil
 
-from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.process_stat import is_stopped, other_threads
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.wire.calls import (
@@ -90,6 +89,21 @@ async def check_worker(worker: WorkerProcess, *, is_cpu: bool) -> StageCheck | N
         busy_seconds=busy_seconds,
         sending_seconds=0.0 if stats is None else stats.sending_seconds,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """The memory that plans have assigned to the stages here, in bytes.
+
+    ``planned_bytes`` are of the machine's memory; ``untaken_bytes`` of them are not yet in use, and
+    so appear free. ``device_bytes`` are by unit, for units with their own memory. ``held`` are the
+    loaded stages.
+    """
+
+    planned_bytes: int = 0
+    untaken_bytes: int = 0
+    device_bytes: Mapping[UnitId, int] = field(default_factory=dict)
+    held: tuple[HeldStage, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
