@@ -289,8 +289,8 @@ class WorkerProcess:
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError:
-            message = f"its worker has not answered for {format_seconds(seconds)}"
-            error = StalledError(Fault.HUNG.value, message)
+            problem = f"its worker has not answered for {format_seconds(seconds)}"
+            error = StalledError(Fault.HUNG.value, problem)
             self.fail(error)
             raise error from None
         finally:
