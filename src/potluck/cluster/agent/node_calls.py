@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import connect_back, send_multicast
@@ -31,7 +30,7 @@ from potluck.cluster.wire.calls import (
 from potluck.cluster.wire.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS, SURVEY
 from potluck.host.memory import memory_facts, memory_pools
 from potluck.host.system import THIS_MACHINE
-from potluck.host.uname import host_name
+from potluck.host.uname import boot_id, host_name
 from potluck.probe.chips.derive import merge_figures
 from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.deployment import DeploymentRecord
@@ -42,8 +41,6 @@ from potluck.version import __version__
 
 _CHECK_SECONDS = 2.0
 """How long a survey waits for the check of the model, so that it is answered in time."""
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NodeCalls:
@@ -231,6 +228,6 @@ def _unit(
 def _host_id() -> str:
     """Return an id shared by all agents on one booted kernel, including those in containers."""
     try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
+        return boot_id()
     except OSError:
         return host_name()
