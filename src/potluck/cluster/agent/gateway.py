@@ -191,7 +191,7 @@ class AgentGateway:
                 await self.refresh_metrics()
 
     async def _ask_coordinators(self) -> None:
-        self._metrics = await self._agent.metrics()
+        self._metrics = tuple((await self._agent.metrics_by_deployment()).values())
 
     async def _ask_report(self, node: NodeId) -> NodeReport:
         report = await ask_report(self._agent.membership, node)

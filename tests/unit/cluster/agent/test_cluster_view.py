@@ -401,11 +401,11 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
         agent = agent_with([record()])
         answers = asyncio.Event()
 
-        async def slow_metrics() -> tuple[ModelMetrics, ...]:
+        async def slow_metrics() -> dict[DeploymentId, ModelMetrics]:
             await answers.wait()
-            return (metrics(3, 3.0),)
+            return {record().deployment: metrics(3, 3.0)}
 
-        agent.metrics = slow_metrics
+        agent.metrics_by_deployment = slow_metrics
         gateway = AgentGateway(agent)
         await asyncio.wait_for(gateway.refresh_cluster(), 5)
         (shown,) = gateway.cluster_state().deployments
