@@ -124,11 +124,6 @@ class HostedStage:
     measured_at: float = 0.0
 
     @property
-    def deployment(self) -> DeploymentId:
-        """Return the deployment of the stage."""
-        return self.requested.deployment
-
-    @property
     def is_usable(self) -> bool:
         """Whether its worker has loaded it and is not about to exit."""
         return self.loaded is not None and not (self.is_stopped or self.worker.is_ending)
@@ -202,7 +197,7 @@ class HostedStages:
 
     def of(self, deployment: DeploymentId) -> list[HostedStage]:
         """Return the stages of a deployment."""
-        return [each for each in self.here() if each.deployment == deployment]
+        return [each for each in self.here() if each.requested.deployment == deployment]
 
     def find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> HostedStage | None:
         """Return the stage that was requested last at an epoch, as one of its plan."""
