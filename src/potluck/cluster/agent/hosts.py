@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from potluck.cluster.background import SharedCalls
+from potluck.cluster.background import SharedCalls, cancel_all
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.methods import HOST
 from potluck.errors import CallError
@@ -72,6 +72,4 @@ async def ask_hosts(membership: Membership) -> AsyncGenerator[HostAnswer, None]:
         for answered in asyncio.as_completed(asking):
             yield await answered
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await cancel_all(asking)

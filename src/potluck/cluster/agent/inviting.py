@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from potluck.cluster.background import cancel_all
 from potluck.cluster.invitations.channel import Settings
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.invitation import Invitation
@@ -132,8 +133,7 @@ class Inviting:
     async def close(self) -> None:
         """Stop serving; invitations stay open for the next start. Idempotent."""
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await cancel_all([self._watching])
         async with self._changing:
             await self._stop()
 

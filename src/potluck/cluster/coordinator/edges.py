@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
-from potluck.cluster.background import on_thread
+from potluck.cluster.background import cancel_all, on_thread
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.connect import connect_end
 from potluck.cluster.network.edges.edge import IncomingEdge, OutgoingEdge
@@ -86,9 +86,7 @@ async def open_edges(
             raise EdgeError(first.node_id, "an edge was opened in the wrong direction")
         return outgoing, incoming
     except BaseException:
-        for task in telling:
-            task.cancel()
-        await asyncio.gather(*telling, return_exceptions=True)
+        await cancel_all(telling)
         for each in opening:
             _close_when_open(each)
         raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 
+from potluck.cluster.background import cancel_all
 from potluck.cluster.coordinator.edges import open_edges
 from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
@@ -63,9 +64,7 @@ async def load_stages(
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         raise
 
 

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from potluck.cluster.background import cancel_all
 from potluck.cluster.invitations.channel import (
     MAX_LINE_BYTES,
     CurrentInvitations,
@@ -63,8 +64,7 @@ class InvitationServer:
 
     async def close(self) -> None:
         """Stop, aborting what is being served. Idempotent; takes about a second at worst."""
-        self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
+        await cancel_all([self._listening])
         self._source.close()
         await self._child.end(timeout_seconds=_END_SECONDS)
 

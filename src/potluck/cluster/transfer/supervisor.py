@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from potluck import errors
+from potluck.cluster.background import cancel_all
 from potluck.cluster.transfer.channel import LENGTH, encode, process_gone
 from potluck.cluster.transfer.messages import (
     AddDigests,
@@ -137,8 +138,7 @@ class TransferProcess:
 
     async def close(self) -> None:
         """End the process. Idempotent; takes about a second at worst."""
-        self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
+        await cancel_all([self._listening])
         await self._end()
         if self._connections is not None:
             self._connections.close()
