@@ -6,7 +6,6 @@ answer, and then runs the module as ``python -m`` would.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import runpy
@@ -50,6 +49,8 @@ def ignore_stop_signals() -> None:
 
 def prctl(option: int, value: int) -> None:
     """Call ``prctl(2)``. Kernels ignore options that they do not know."""
+    import ctypes  # most processes that import this module do not need it
+
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
