@@ -148,9 +148,7 @@ async def _process(folder: Path, node: NodeId, host: str) -> TransferProcess:
         TransferSettings(
             host=host,
             node_id=node,
-            authority=str(paths.authority),
-            certificate=str(paths.certificate),
-            key=str(paths.key),
+            **paths.texts(),
             store_folder=str(folder / node / f"weights-{time.time_ns()}"),
             limit_bytes=2**40,
         )

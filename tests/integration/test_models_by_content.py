@@ -294,7 +294,7 @@ def test_workers_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
     async def run() -> tuple[list[int], list[int], bool]:
         async with node(tmp_path / "path") as by_path:
             expected = await generated(by_path, stage_specs([5], epoch(1)))
-        async with node(tmp_path / "content", files=service) as by_content:
+        async with node(tmp_path / "content", worker_socket=service.worker_socket) as by_content:
             specs = specs_by_content(manifest, 1, "/not/on/this/node")
             found = await generated(by_content, specs)
             # At the next epoch the workers are kept, wherever bytes would come from then.
@@ -330,7 +330,9 @@ def test_a_worker_that_waits_for_bytes_is_not_given_up(
 
     async def run() -> tuple[list[Transfer | None], Loaded]:
         transfers: list[Transfer | None] = []
-        async with node(tmp_path / "node", files=service, stall_seconds=4.0) as by_content:
+        async with node(
+            tmp_path / "node", worker_socket=service.worker_socket, stall_seconds=4.0
+        ) as by_content:
             asyncio.get_running_loop().call_later(7.0, setattr, service, "is_held", False)
             half = Transfer(done_bytes=5, total_bytes=10, by_source={"hub": 5})
             asyncio.get_running_loop().call_later(
@@ -361,8 +363,8 @@ def test_what_nobody_has_is_said_in_a_line(
     spec = specs_by_content(manifest, 1, "org/model")[0]
 
     async def run() -> None:
-        files = service_of(folder) if has_service else None
-        async with node(tmp_path / "node", files=files) as by_content:
+        worker_socket = service_of(folder).worker_socket if has_service else None
+        async with node(tmp_path / "node", worker_socket=worker_socket) as by_content:
             await by_content.start(spec)
 
     with pytest.raises(PotluckError) as caught:
@@ -383,7 +385,9 @@ def test_a_hostile_manifest_starts_no_worker(tmp_path: Path) -> None:
     spec = specs_by_content(manifest, 1, "org/model")[0]
 
     async def run() -> int:
-        async with node(tmp_path / "node", files=service_of(folder)) as by_content:
+        async with node(
+            tmp_path / "node", worker_socket=service_of(folder).worker_socket
+        ) as by_content:
             with pytest.raises(PotluckError, match="is not relative to the model's directory"):
                 await by_content.start(spec)
             return len(by_content.workers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -43,9 +43,7 @@ class Background:
 
     async def close(self) -> None:
         """Cancel all running tasks, and wait for their end."""
-        tasks = list(self._tasks)
-        self.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     async def end(self, spared: asyncio.Task[None] | None, *, timeout_seconds: float) -> int:
         """Cancel all tasks except ``spared`` and the caller's own, and wait for them and for
@@ -65,6 +63,20 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(self._failure, exc_info=error)
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait for their end."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def is_done_within(task: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for a task, for at most ``seconds``; return whether it is done."""
+    await asyncio.wait({task}, timeout=seconds)
+    return task.done()
 
 
 class SharedCalls(Generic[_T]):

@@ -6,7 +6,6 @@ answer, and then runs the module as ``python -m`` would.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import runpy
@@ -39,8 +38,19 @@ def end_with(parent_pid: int) -> None:
         os._exit(1)
 
 
+def ignore_stop_signals() -> None:
+    """Leave it to the parent to end this process.
+
+    A service manager may send these signals to all processes of the agent; the agent handles them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def prctl(option: int, value: int) -> None:
     """Call ``prctl(2)``. Kernels ignore options that they do not know."""
+    import ctypes  # most processes that import this module do not need it
+
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 

@@ -29,6 +29,13 @@ def host_name() -> str:
         return _kernel_text("hostname")
 
 
+def boot_id() -> str:
+    """Return the id of the kernel's boot, a UUID that containers share. Raise ``OSError``."""
+    from pathlib import Path
+
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def _uname_by_files() -> os.uname_result:
     import sysconfig
 

@@ -53,6 +53,9 @@ class PlayedMembership:
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.others)
 
+    def reachable_nodes(self) -> frozenset[NodeId]:
+        return self.nodes() | {self.node_id}
+
     async def call(
         self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
     ) -> bytes:
@@ -170,6 +173,9 @@ class _Member:
 
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self.network.tables) - {self.node_id}
+
+    def reachable_nodes(self) -> frozenset[NodeId]:
+        return self.nodes() | {self.node_id}
 
     async def call(
         self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float

@@ -132,7 +132,7 @@ class CountedFile:
 
 
 class ContentService:
-    """Serves workers in place of a transfer process: a ``FileService``, with a thread a reader.
+    """Serves workers in place of a transfer process, with a thread a reader.
 
     ``paths`` are files by their SHA-256. ``requests`` are (sha256, first, end) of the chunks that
     readers have waited for, ``wants`` what they announced. While ``is_held`` everybody waits.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+import socket
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,10 @@ from support.machines import hardware
 from potluck.cluster.agent.config import AgentConfig
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS
-from potluck.cluster.agent.stages import FileService, StageHost
+from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
 from potluck.cluster.agent.unit_health import UnitFailure
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.agent.worker_notes import WorkerNotes
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.coordinator.starting import open_edges
@@ -279,7 +280,7 @@ async def node(
     trials: tuple[Trial, ...] = (),
     step_seconds: float = 30.0,
     stall_seconds: float = 60.0,
-    files: FileService | None = None,
+    worker_socket: Callable[[], socket.socket] | None = None,
 ) -> AsyncGenerator[Node, None]:
     """A node whose CPU also has the ``backends``."""
     lost: list[StageLost] = []
@@ -291,7 +292,7 @@ async def node(
     native = Trial(device_id="cpu", backend="native", works=True, variants=available_isas())
     probed = hardware.report(trials=(native, *trials))
     folder.mkdir(exist_ok=True)
-    units = NodeUnits(lambda: probed, UnitChoice(backends=(*BACKENDS, *backends)))
+    units = NodeUnits(lambda: probed, backends=(*BACKENDS, *backends))
     speeds = MeasuredSpeeds(folder / "step-times.json", units, NodeThreads(1))
     host = stage_host(
         folder,
@@ -301,7 +302,7 @@ async def node(
         unit_failed=lambda unit_id, failure: failed.append((unit_id, failure)),
         report_lost=report_lost,
         measured=speeds.record,
-        files=files,
+        worker_socket=worker_socket,
     )
     try:
         yield Node(host, speeds, lost, failed)

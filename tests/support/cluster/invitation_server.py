@@ -77,7 +77,7 @@ class RunningServer:
         self._thread.join()
         self._loop.close()
 
-    async def _answer(self, question: Question) -> Reply:
+    def _answer(self, question: Question) -> Reply:
         self.questions.append(question)
         return self._reply(question)
 

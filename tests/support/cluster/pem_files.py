@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from potluck.cluster.network.trust.credentials import CredentialFiles, Credentials
@@ -12,5 +11,4 @@ from potluck.types.cluster import NodeId
 
 def read_pem_files(directory: Path, node_id: NodeId) -> Credentials:
     """What ``write_pem_files`` wrote for a node."""
-    paths = {name: str(path) for name, path in asdict(pem_paths(directory)).items()}
-    return CredentialFiles(node_id=node_id, **paths).read()
+    return CredentialFiles(node_id=node_id, **pem_paths(directory).texts()).read()

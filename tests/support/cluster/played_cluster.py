@@ -28,7 +28,6 @@ from potluck.cluster.agent import takeover
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.deployment_calls import DeploymentCalls
 from potluck.cluster.agent.leaving import Leaving
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.sequence_calls import SequenceCalls
 from potluck.cluster.agent.takeover import Takeovers
@@ -237,9 +236,8 @@ class PlayedAgent:
             cost_of=None,
             spawn=spawn,
         )
-        views = CoordinatorViews(membership)
-        self.relaying = Relaying(membership, self.coordination, views, clock=clock)
-        self.takeovers = Takeovers(membership, self.coordination, views, spawn=spawn, clock=clock)
+        self.relaying = Relaying(membership, self.coordination, clock=clock)
+        self.takeovers = Takeovers(membership, self.coordination, spawn=spawn, clock=clock)
         self.leaving = Leaving(
             membership, self.coordination, self.takeovers, self.relaying, clock=clock
         )

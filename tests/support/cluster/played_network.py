@@ -53,6 +53,10 @@ class Process:
         """The other members as this node sees them."""
         return frozenset(self.there)
 
+    def reachable_nodes(self) -> frozenset[NodeId]:
+        """As ``Membership.reachable_nodes``."""
+        return self.nodes() | {self.node_id}
+
     async def call(
         self, node_id: NodeId, method: str, payload: bytes, *, timeout_seconds: float = 5.0
     ) -> bytes:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from potluck.cluster.agent.load_watch import STALL_SECONDS
 from potluck.cluster.agent.orphans import ORPHAN_SECONDS
 from potluck.cluster.agent.own_address import FindHost
-from potluck.cluster.agent.units import UnitChoice
 from potluck.cluster.network.membership import Address
 from potluck.cluster.network.trust.secret import Secret
 from potluck.cluster.worker.watch import LONGEST_STEP_TIMES
@@ -78,13 +77,3 @@ class AgentConfig:
         Otherwise the coordinator gives up the stage, and nobody learns what was wrong with it.
         """
         return min(self.unit_step_seconds, self.step_seconds / (LONGEST_STEP_TIMES + 1))
-
-    @property
-    def unit_choice(self) -> UnitChoice:
-        """Return the settings that concern the node's units."""
-        return UnitChoice(
-            backends=self.backends,
-            requested=self.backend,
-            allow_software=self.allow_software,
-            isa=self.isa,
-        )

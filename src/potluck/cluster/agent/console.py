@@ -18,7 +18,7 @@ from potluck.cluster.agent.gateway import AgentGateway
 from potluck.cluster.agent.observation import Observation
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.view import deployment_view
-from potluck.cluster.background import Background
+from potluck.cluster.background import Background, cancel_all
 from potluck.errors import ModelNotFoundError, OverloadedError, ParameterError
 from potluck.host.uname import host_name
 from potluck.placement.layout import parse_layout, resolve_layout
@@ -74,10 +74,7 @@ class AgentConsole:
             yield
         finally:
             listeners.discard(happened)
-            deploying = list(self._deploying)
-            for task in deploying:
-                task.cancel()
-            await asyncio.gather(*deploying, return_exceptions=True)
+            await cancel_all(self._deploying)
             await self._background.close()
 
     def watch(self, last_event_id: int | None) -> Watch:

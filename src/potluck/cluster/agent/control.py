@@ -36,10 +36,12 @@ from potluck.cluster.agent.nodes_view import (
 from potluck.cluster.agent.service import Agent
 from potluck.cluster.agent.state import StateDirectory
 from potluck.cluster.agent.view import deployment_view
+from potluck.cluster.background import cancel_all, is_done_within
 from potluck.cluster.invitations.ledger import DEFAULT_SECONDS
 from potluck.errors import PotluckError, UsageError
 from potluck.placement.views import rebalance_view
 from potluck.types.deployment import Deploy
+from potluck.types.documents.nodes import NodesDocument
 from potluck.types.documents.plan import RebalanceDocument
 
 _log = logging.getLogger(__name__)
@@ -143,9 +145,7 @@ class _Control:
 
     async def close(self) -> None:
         """Cancel the requests in progress."""
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await cancel_all(self._serving)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one request on one connection; it is cancelled if the client disconnects."""
@@ -236,8 +236,7 @@ class _Control:
         deploying = asyncio.ensure_future(self._coordination.deploy(_parse(params, Deploy)))
         reported = None
         try:
-            while not deploying.done():
-                await asyncio.wait({deploying}, timeout=_PROGRESS_SECONDS)
+            while not await is_done_within(deploying, _PROGRESS_SECONDS):
                 for record in self._coordination.records.live():
                     is_news = record.deployment not in known and record is not reported
                     if is_news and not deploying.done():
@@ -245,8 +244,7 @@ class _Control:
                         await send({"event": deployment_view(record)})
             return deployment_view(await deploying)
         finally:
-            deploying.cancel()
-            await asyncio.gather(deploying, return_exceptions=True)
+            await cancel_all([deploying])
 
     async def _rebalance(self, params: msgspec.Raw, send: _Send) -> object:
         """Rebalance one deployment after the other, since moves would compete for memory."""
@@ -281,15 +279,15 @@ class _Control:
         return invitations_view(self._agent.inviting.ledger, time.time())
 
     async def _nodes(self, params: msgspec.Raw, send: _Send) -> object:
+        return await self._known_nodes()
+
+    async def _known_nodes(self) -> NodesDocument:
         await self._gateway.refresh_cluster()
         return nodes_view(self._gateway.cluster_state(), self._agent.removals, self._agent.inviting)
 
     async def _remove(self, params: msgspec.Raw, send: _Send) -> object:
         name = _parse(params, _Remove).node
-        await self._gateway.refresh_cluster()
-        state = self._gateway.cluster_state()
-        view = nodes_view(state, self._agent.removals, self._agent.inviting)
-        node = find_node(view, name)
+        node = find_node(await self._known_nodes(), name)
         await self._agent.removals.remove(node.node_id)
         return node
 

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.takeover import Takeovers
+from potluck.cluster.background import cancel_all, is_done_within
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.wire.calls import (
     AskCoordinatorView,
@@ -122,14 +123,11 @@ class DeploymentCalls:
             )
         asking = asyncio.ensure_future(deployment.rebalance(is_dry_run=request.is_dry_run))
         try:
-            while not asking.done():
-                await asyncio.wait({asking}, timeout=_TELL_SECONDS)
-                if not asking.done():
-                    yield Moving()
+            while not await is_done_within(asking, _TELL_SECONDS):
+                yield Moving()
             yield await asking
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await cancel_all([asking])
 
 
 async def report_lost(membership: Membership, lost: StageLost) -> None:

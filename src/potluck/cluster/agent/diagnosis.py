@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from potluck.cluster.agent.own_address import is_own_address
-from potluck.cluster.background import is_set_within
+from potluck.cluster.background import cancel_all, is_set_within
 from potluck.cluster.coordinator.ways import known_reachability
 from potluck.cluster.network.membership import Address, Membership, unreachable
 from potluck.cluster.wire.calls import (
@@ -126,8 +126,7 @@ async def _multicast_received(
             )
             return dict(zip(nodes, await asyncio.gather(*asking), strict=True))
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            await cancel_all([listening])
 
 
 async def _listen(receiver: socket.socket, arrivals: Mapping[bytes, asyncio.Event]) -> None:

@@ -184,7 +184,7 @@ class AgentGateway:
                 await self.refresh_metrics()
 
     async def _ask_coordinators(self) -> None:
-        self._metrics = await self._agent.metrics()
+        self._metrics = tuple((await self._agent.metrics_by_deployment()).values())
 
     async def _ask_report(self, node: NodeId) -> NodeReport:
         report = await ask_report(self._agent.membership, node)
@@ -193,7 +193,7 @@ class AgentGateway:
 
     @property
     def _alive(self) -> frozenset[NodeId]:
-        return self._agent.membership.nodes() | {self._agent.node_id}
+        return self._agent.membership.reachable_nodes()
 
     def _as_seen(self) -> list[DeploymentRecord]:
         alive = self._alive

@@ -199,7 +199,6 @@ class History:
         self._spawn = spawn
         self._nodes = NodeHistory()
         self._deployments = DeploymentHistory(self._nodes.name)
-        self._refused: frozenset[NodeId] | None = None
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls."""
@@ -228,17 +227,9 @@ class History:
             _log.info("node %s %s", node, _ENDS[what.kind])
             self.log.add(what)
 
-    def began_with(self, removed: frozenset[NodeId]) -> None:
-        """Set the nodes that had been removed before this agent was started."""
-        self._refused = removed
-
-    def refused(self, nodes: frozenset[NodeId]) -> None:
-        """Set all the nodes that have been removed by now."""
-        if self._refused is None:
-            return
-        for node in sorted(nodes - self._refused):
-            self.log.add(self._nodes.removed(node))
-        self._refused = nodes
+    def removed(self, node: NodeId) -> None:
+        """Handle a node that was removed from the cluster."""
+        self.log.add(self._nodes.removed(node))
 
     def record_changed(self, record: DeploymentRecord) -> None:
         """Handle a new record of a deployment."""

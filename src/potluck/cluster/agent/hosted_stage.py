@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import msgspec
 import psutil
 
-from potluck.cluster.agent.node import StageMemory
 from potluck.cluster.agent.process_stat import is_stopped, other_threads
 from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.wire.calls import (
@@ -45,19 +43,6 @@ _LOOK_SECONDS = 0.05
 Work = tuple[int, int]
 
 
-class Checked(Protocol):
-    """A stage's worker."""
-
-    @property
-    def pid(self) -> int:
-        """Return the process id."""
-        ...
-
-    async def stats(self) -> Stats | None:
-        """See ``WorkerProcess.stats``."""
-        ...
-
-
 def work_of(pid: int) -> Work:
     """Return numbers that grow while a worker computes: CPU time and pages read, of all threads but
     the first, which only answers the agent.
@@ -69,7 +54,7 @@ def work_of(pid: int) -> Work:
     )
 
 
-async def check_worker(worker: Checked, *, is_cpu: bool) -> StageCheck | None:
+async def check_worker(worker: WorkerProcess, *, is_cpu: bool) -> StageCheck | None:
     """Observe a worker for ``CHECK_SECONDS``, or until all is well; None for one that has exited.
 
     A worker that computes answers its agent on another thread, and uses the CPU. One that was
@@ -106,6 +91,21 @@ async def check_worker(worker: Checked, *, is_cpu: bool) -> StageCheck | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """The memory that plans have assigned to the stages here, in bytes.
+
+    ``planned_bytes`` are of the machine's memory; ``untaken_bytes`` of them are not yet in use, and
+    so appear free. ``device_bytes`` are by unit, for units with their own memory. ``held`` are the
+    loaded stages.
+    """
+
+    planned_bytes: int = 0
+    untaken_bytes: int = 0
+    device_bytes: Mapping[UnitId, int] = field(default_factory=dict)
+    held: tuple[HeldStage, ...] = ()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class HostedStage:
     """A worker and its stage.
@@ -122,11 +122,6 @@ class HostedStage:
     loaded: Loaded | None = None
     is_stopped: bool = False
     measured_at: float = 0.0
-
-    @property
-    def deployment(self) -> DeploymentId:
-        """Return the deployment of the stage."""
-        return self.requested.deployment
 
     @property
     def is_usable(self) -> bool:
@@ -202,7 +197,7 @@ class HostedStages:
 
     def of(self, deployment: DeploymentId) -> list[HostedStage]:
         """Return the stages of a deployment."""
-        return [each for each in self.here() if each.deployment == deployment]
+        return [each for each in self.here() if each.requested.deployment == deployment]
 
     def find(self, deployment: DeploymentId, epoch: Epoch, index: int) -> HostedStage | None:
         """Return the stage that was requested last at an epoch, as one of its plan."""

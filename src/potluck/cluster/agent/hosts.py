@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from potluck.cluster.background import SharedCalls
+from potluck.cluster.background import SharedCalls, cancel_all
 from potluck.cluster.network.membership import Membership
 from potluck.cluster.wire.methods import HOST
 from potluck.errors import CallError
@@ -66,12 +66,10 @@ async def ask_hosts(membership: Membership) -> AsyncGenerator[HostAnswer, None]:
                 return HostAnswer(node_id=node, problem=error.message)
         return HostAnswer(node_id=node, description=answer.decode("utf-8", errors="replace"))
 
-    nodes = sorted(membership.nodes() | {membership.node_id})
+    nodes = sorted(membership.reachable_nodes())
     asking = [asyncio.create_task(ask(node)) for node in nodes]
     try:
         for answered in asyncio.as_completed(asking):
             yield await answered
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await cancel_all(asking)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from potluck.cluster.invitations.channel import Question, Reply, Settings
+from potluck.cluster.background import cancel_all
+from potluck.cluster.invitations.channel import Settings
 from potluck.cluster.invitations.identity import Identity
 from potluck.cluster.invitations.invitation import Invitation
 from potluck.cluster.invitations.issuing import ClusterFacts, Issuing
@@ -132,8 +133,7 @@ class Inviting:
     async def close(self) -> None:
         """Stop serving; invitations stay open for the next start. Idempotent."""
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+            await cancel_all([self._watching])
         async with self._changing:
             await self._stop()
 
@@ -172,11 +172,7 @@ class Inviting:
                 wheel_folders=self._wheel_folders,
             )
             issuing = Issuing(authority, lambda: self.ledger, self._keep, self._facts)
-
-            async def answer(question: Question) -> Reply:
-                return issuing.answer(question)
-
-            self._server = await InvitationServer.start(source, settings, answer)
+            self._server = await InvitationServer.start(source, settings, issuing.answer)
         except BaseException as error:
             source.close()
             self._membership.remove_route(JOIN_NAME)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from potluck.cluster.agent.coordination import Coordination
 from potluck.cluster.agent.diagnosis import connect_back, send_multicast
 from potluck.cluster.agent.hardware import Hardware
+from potluck.cluster.agent.hosted_stage import StageMemory
 from potluck.cluster.agent.hosts import OwnHost
 from potluck.cluster.agent.links import Links
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
-from potluck.cluster.agent.node import report
 from potluck.cluster.agent.stages import StageHost
 from potluck.cluster.agent.threads import NodeThreads
-from potluck.cluster.agent.units import NodeUnits
+from potluck.cluster.agent.units import NodeUnit, NodeUnits
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.wire.calls import (
     AskSpeeds,
@@ -27,10 +28,16 @@ from potluck.cluster.wire.calls import (
     SurveyNode,
 )
 from potluck.cluster.wire.methods import CLOCK, HOST, MULTICAST, REACH, REPORT, SPEEDS, SURVEY
-from potluck.types.cluster import DeploymentId
+from potluck.host.memory import memory_facts, memory_pools
+from potluck.host.system import THIS_MACHINE
+from potluck.host.uname import boot_id, host_name
+from potluck.probe.chips.derive import merge_figures
+from potluck.types.cluster import DeploymentId, NodeId, UnitId
 from potluck.types.deployment import DeploymentRecord
-from potluck.types.node import NodeReport
+from potluck.types.hardware import ProbeReport
+from potluck.types.node import NodeReport, UnitReport
 from potluck.types.speed import LinkSpeed, NodeSpeeds
+from potluck.version import __version__
 
 _CHECK_SECONDS = 2.0
 """How long a survey waits for the check of the model, so that it is answered in time."""
@@ -146,3 +153,81 @@ class NodeCalls:
 
     async def _on_clock(self, _: None) -> Clock:
         return Clock(seconds=time.time())
+
+
+def report(
+    node_id: NodeId,
+    hardware: ProbeReport,
+    units: Sequence[NodeUnit],
+    threads: NodeThreads,
+    *,
+    memory_limit_bytes: int | None,
+    address: str,
+    http_address: str | None,
+    is_draining: bool,
+    stages: StageMemory,
+    refused: Mapping[DeploymentId, str],
+    links: tuple[LinkSpeed, ...] = (),
+) -> NodeReport:
+    """Return the node's current report."""
+    memory = memory_facts(THIS_MACHINE)
+    usable = memory.usable.bytes - stages.untaken_bytes
+    if memory_limit_bytes is not None:
+        usable = min(usable, memory_limit_bytes - stages.planned_bytes)
+    usable = max(0, usable)
+    host_id = _host_id()
+    return NodeReport(
+        node_id=node_id,
+        name=host_name(),
+        host_id=host_id,
+        version=__version__,
+        address=address,
+        http_address=http_address,
+        available_bytes=memory.usable.bytes,
+        available_reason=memory.usable.reason,
+        memory_limit_bytes=memory_limit_bytes,
+        usable_bytes=usable,
+        pools=memory_pools(host_id),
+        untaken_bytes=stages.untaken_bytes,
+        is_draining=is_draining,
+        refused=dict(refused),
+        held=stages.held,
+        units=tuple(_unit(unit, usable, stages.device_bytes, threads) for unit in units),
+        hardware=replace(hardware, memory=memory),
+        links=links,
+    )
+
+
+def _unit(
+    unit: NodeUnit, host_bytes: int, planned: Mapping[UnitId, int], threads: NodeThreads
+) -> UnitReport:
+    """Return a unit with its usable memory: the host's, or its own as the probe found it."""
+    unit_id = UnitId(unit.chosen.unit_id)
+    own_bytes = unit.device.own_free_bytes
+    share = threads.usable_share if unit.is_on_cpu else 1.0
+    return UnitReport(
+        unit_id=unit_id,
+        backend=unit.chosen.backend,
+        description=unit.device.name,
+        usable_bytes=(
+            host_bytes if own_bytes is None else max(0, own_bytes - planned.get(unit_id, 0))
+        ),
+        is_shared=own_bytes is None,
+        num_threads=threads.num_computing,
+        max_threads=threads.most,
+        role=unit.chosen.role,
+        reason=unit.chosen.reason,
+        rates=unit.trial.rates,
+        arithmetics=unit.arithmetics,
+        figures=merge_figures(unit.trial.figures, unit.device.figures),
+        usable_share=share,
+        quota_period_seconds=threads.cores.period_seconds if share < 1 else None,
+    )
+
+
+def _host_id() -> str:
+    """Return an id shared by all agents on one booted kernel, including those in containers."""
+    try:
+        return boot_id()
+    except OSError:
+        return host_name()

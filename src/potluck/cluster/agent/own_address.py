@@ -13,6 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from potluck.cluster.network.membership import Address, Membership
+from potluck.cluster.network.trust.connection_sources import family_of
 from potluck.errors import JoinError
 
 _log = logging.getLogger(__name__)
@@ -27,9 +28,8 @@ _NUM_LOOKS = 3
 
 def is_own_address(host: str) -> bool:
     """Return whether this machine has an IP address, on any interface."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        with socket.socket(family_of(host), socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))
     except OSError as error:
         return error.errno != errno.EADDRNOTAVAIL

@@ -221,6 +221,7 @@ class Records:
         self._spawn = spawn
         self._promises = Promises()
         self._progress_due: dict[DeploymentId, float] = {}
+        self._views = SharedCalls[Mapping[NodeId, CoordinatorView]]()
 
     def get(self, deployment: DeploymentId) -> DeploymentRecord | None:
         """Return the latest record of a deployment, which may say that it was removed."""
@@ -326,7 +327,7 @@ class Records:
         """
         own = self._membership.node_id
         coordinator = record.epoch.coordinator
-        others = (self._membership.nodes() | {own}) - {to}
+        others = self._membership.reachable_nodes() - {to}
         return coordinator in (own, to) or (coordinator not in others and min(others) == own)
 
     def is_live(self, deployment: DeploymentId) -> bool:
@@ -346,22 +347,15 @@ class Records:
             )
         return records
 
+    async def ask_views(self, record: DeploymentRecord) -> Mapping[NodeId, CoordinatorView]:
+        """Ask the members about a deployment whose coordinator this node does not see; return the
+        answers given within a second, by node.
 
-class CoordinatorViews:
-    """Asks the members about a deployment whose coordinator this node does not see.
-
-    Concurrent identical questions share the answers: every sequence of a gateway asks when a
-    coordinator is lost. For use in the agent's event loop.
-    """
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._calls = SharedCalls[Mapping[NodeId, CoordinatorView]]()
-
-    async def ask(self, record: DeploymentRecord) -> Mapping[NodeId, CoordinatorView]:
-        """Return the answers given within a second, by node."""
+        Concurrent identical questions share the answers: every sequence of a gateway asks when a
+        coordinator is lost.
+        """
         request = AskCoordinatorView(deployment=record.deployment, known=record.epoch)
-        return await self._calls.call(
+        return await self._views.call(
             lambda: COORDINATOR_VIEW.call_all(
                 self._membership, dict.fromkeys(sorted(self._membership.nodes()), request)
             ),

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.background import Background, is_set_within
 from potluck.cluster.network.membership import MAX_PAYLOAD_BYTES, Membership
 from potluck.cluster.wire.calls import encode
@@ -54,13 +53,11 @@ class Relaying:
         self,
         membership: Membership,
         coordination: Coordination,
-        views: CoordinatorViews,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._membership = membership
         self._coordination = coordination
-        self._views = views
         self._clock = clock
         self._background = Background()
         self._live: Counter[DeploymentId] = Counter()
@@ -173,7 +170,7 @@ class Relaying:
         coordinator.
         """
         if record.deployment not in self._coordination.coordinated:
-            for view in (await self._views.ask(record)).values():
+            for view in (await self._coordination.records.ask_views(record)).values():
                 if view.record is not None:
                     self._coordination.records.learn(view.record)
         return self._latest(record)
@@ -195,7 +192,7 @@ class Relaying:
             return self._coordination.remote.start(coordinator, generate, attempt)
         if coordinator == self._membership.node_id:
             return None
-        views = await self._views.ask(record)
+        views = await self._coordination.records.ask_views(record)
         for node, view in sorted(views.items()):
             if view.record is not None:
                 self._coordination.records.learn(view.record)

@@ -48,8 +48,9 @@ def read_removals(path: Path) -> tuple[Removal, ...]:
 class Removals:
     """The removals. For use in the agent's event loop.
 
-    ``path`` is the file that all processes of the node read. ``refused`` is called with all removed
-    nodes, to close what is open between them and this one.
+    ``path`` is the file that all processes of the node read. ``removed`` is called with each node
+    that is removed from now on, and ``refuse`` with all removed nodes, to close what is open
+    between them and this one.
     """
 
     def __init__(
@@ -60,21 +61,23 @@ class Removals:
         *,
         spawn: Spawn,
         events: MemberEvents,
-        refused: Callable[[frozenset[NodeId]], None],
+        removed: Callable[[NodeId], None],
+        refuse: Callable[[frozenset[NodeId]], None],
     ) -> None:
         self._membership = membership
         self._identity = identity
         self._path = path
         self._spawn = spawn
         self._events = events
-        self._refused = refused
+        self._removed = removed
+        self._refuse = refuse
         self._known: dict[str, Removal] = {}
         self._holders: dict[NodeId, bool] = {}
         try:
             self._known = {each.node_id: each for each in read_removals(path)}
         except FileNotFoundError:
             return
-        self._refused(frozenset(map(NodeId, self._known)))
+        self._refuse(frozenset(map(NodeId, self._known)))
 
     def register(self, methods: MethodTable) -> None:
         """Register the calls of other nodes."""
@@ -178,4 +181,6 @@ class Removals:
             self._events.has_to_leave(RemovedFromClusterError(self._identity.node_id))
             return
         self._membership.refuse_removed()
-        self._refused(frozenset(map(NodeId, self._known)))
+        for node in sorted(new):
+            self._removed(NodeId(node))
+        self._refuse(frozenset(map(NodeId, self._known)))

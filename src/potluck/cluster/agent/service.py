@@ -38,7 +38,6 @@ from potluck.cluster.agent.member_events import MemberEvents
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.node_calls import NodeCalls
 from potluck.cluster.agent.own_address import OwnAddress
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.relaying import Relaying
 from potluck.cluster.agent.removals import Removals
 from potluck.cluster.agent.sequence_calls import SequenceCalls
@@ -136,7 +135,14 @@ class Agent:
             known_nodes = KnownNodes(membership, spawn=background.spawn)
             history = History(membership, spawn=background.spawn)
             outages = UnitOutages(history.unit_changed)
-            units = NodeUnits(lambda: hardware.report, config.unit_choice, outages.reasons)
+            units = NodeUnits(
+                lambda: hardware.report,
+                backends=config.backends,
+                requested=config.backend,
+                allow_software=config.allow_software,
+                isa=config.isa,
+                out=outages.reasons,
+            )
             speeds = MeasuredSpeeds(state.step_times, units, threads)
             opened.callback(speeds.close)
             endpoint = EdgeEndpoint(
@@ -180,7 +186,7 @@ class Agent:
                 unit_failed=outages.failed,
                 report_lost=partial(report_lost, membership),
                 measured=measured,
-                files=files,
+                worker_socket=None if files is None else files.worker_socket,
             )
             opened.push_async_callback(stages.stop_all)
             opened.push_async_callback(background.close)
@@ -196,21 +202,15 @@ class Agent:
                 step_seconds=config.stage_step_seconds,
                 idle_seconds=config.idle_test_seconds,
             )
-
-            def refused(nodes: frozenset[NodeId]) -> None:
-                history.refused(nodes)
-                if files is not None:
-                    files.set_refused(nodes)
-
             removals = Removals(
                 membership,
                 identity,
                 paths.removed,
                 spawn=background.spawn,
                 events=events,
-                refused=refused,
+                removed=history.removed,
+                refuse=(lambda nodes: None) if files is None else files.set_refused,
             )
-            history.began_with(frozenset(map(NodeId, removals.times())))
             fingerprints = Fingerprints()
             weights = NodeWeights(
                 membership, fingerprints, files, link_speeds=links.speeds, cannot=cannot
@@ -227,9 +227,8 @@ class Agent:
             )
             opened.push_async_callback(coordination.close)
             opened.push_async_callback(history.announce_leaving)
-            views = CoordinatorViews(membership)
-            takeovers = Takeovers(membership, coordination, views, spawn=background.spawn)
-            relaying = Relaying(membership, coordination, views)
+            takeovers = Takeovers(membership, coordination, spawn=background.spawn)
+            relaying = Relaying(membership, coordination)
             node_calls = NodeCalls(
                 membership,
                 hardware,
@@ -243,51 +242,40 @@ class Agent:
                 weights.check,
                 memory_limit_bytes=config.memory_limit_bytes,
             )
-            node_calls.register(methods)
-            serve_stages(stages, methods)
-            WeightCalls(membership, fingerprints, weights).register(methods)
-            DeploymentCalls(coordination, takeovers).register(methods)
-            SequenceCalls(membership, coordination).register(methods)
-            links.register(methods)
-            removals.register(methods)
-            history.register(methods)
-            methods.complete()
+            inviting = Inviting(
+                membership, identity, LedgerFile(state.invitations), multicast=config.multicast
+            )
+            opened.push_async_callback(inviting.close)
+            agent = cls(
+                membership=membership,
+                hardware=hardware,
+                fingerprints=fingerprints,
+                weights=weights,
+                coordination=coordination,
+                relaying=relaying,
+                leaving=Leaving(membership, coordination, takeovers, relaying),
+                links=links,
+                identity=identity,
+                removals=removals,
+                inviting=inviting,
+                node_calls=node_calls,
+                events=events,
+                history=history,
+                known_nodes=known_nodes,
+            )
+            agent._register_calls(methods, stages, takeovers)
             background.spawn(care.run())
             background.spawn(speeds.run(stages.hosted.collect))
             background.spawn(takeovers.run())
             background.spawn(links.run())
             if files is not None:
-
-                def is_serving() -> bool:
-                    live = coordination.records.live()
-                    return stages.hosted.is_serving or serves(
-                        identity.node_id, live, relaying.deployments
-                    )
-
+                is_serving = partial(agent._is_serving, stages)
                 background.spawn(share_links(files, is_serving, links.speeds))
-
-            inviting = Inviting(
-                membership, identity, LedgerFile(state.invitations), multicast=config.multicast
-            )
-            opened.push_async_callback(inviting.close)
-
-            async def moved(before: Address) -> None:
-                if files is not None:
-                    files.set_address(membership.address.host, membership.address.port)
-                await inviting.moved()
-                url = node_calls.http_address
-                if url is not None and urlsplit(url).hostname == before.host:
-                    _log.warning(
-                        "clients can no longer connect to %s, as that address is gone too: start "
-                        "this node again with another --http",
-                        url,
-                    )
-
             own_address = OwnAddress(
                 membership,
                 lambda: tuple(dict.fromkeys((*config.connect, *known_nodes.addresses()))),
                 config.find_host,
-                moved,
+                partial(agent._moved, files),
             )
             background.spawn(
                 events.run(
@@ -306,22 +294,38 @@ class Agent:
             background.spawn(own_address.run())
             if identity.authority is None:
                 background.spawn(keep_addresses(membership, state))
-            yield cls(
-                membership=membership,
-                hardware=hardware,
-                fingerprints=fingerprints,
-                weights=weights,
-                coordination=coordination,
-                relaying=relaying,
-                leaving=Leaving(membership, coordination, takeovers, relaying),
-                links=links,
-                identity=identity,
-                removals=removals,
-                inviting=inviting,
-                node_calls=node_calls,
-                events=events,
-                history=history,
-                known_nodes=known_nodes,
+            yield agent
+
+    def _register_calls(
+        self, methods: MethodTable, stages: StageHost, takeovers: Takeovers
+    ) -> None:
+        """Answer the calls of other agents from now on."""
+        self.node_calls.register(methods)
+        serve_stages(stages, methods)
+        WeightCalls(self.membership, self.fingerprints, self.weights).register(methods)
+        DeploymentCalls(self.coordination, takeovers).register(methods)
+        SequenceCalls(self.membership, self.coordination).register(methods)
+        self.links.register(methods)
+        self.removals.register(methods)
+        self.history.register(methods)
+        methods.complete()
+
+    def _is_serving(self, stages: StageHost) -> bool:
+        """Return whether a deployment needs this node's link more than transfers do."""
+        live = self.coordination.records.live()
+        return stages.hosted.is_serving or serves(self.node_id, live, self.relaying.deployments)
+
+    async def _moved(self, files: TransferProcess | None, before: Address) -> None:
+        """Tell others the address that has replaced ``before``."""
+        if files is not None:
+            files.set_address(self.membership.address.host, self.membership.address.port)
+        await self.inviting.moved()
+        url = self.http_address
+        if url is not None and urlsplit(url).hostname == before.host:
+            _log.warning(
+                "clients can no longer connect to %s, as that address is gone too: start this "
+                "node again with another --http",
+                url,
             )
 
     @property
@@ -339,14 +343,13 @@ class Agent:
         """Return a future that gets an exception if this node can no longer be a member."""
         return self.events.failed
 
-    async def metrics(self) -> tuple[ModelMetrics, ...]:
-        """Return the metrics of all serving deployments whose coordinators answer, oldest first."""
-        return tuple((await self.metrics_by_deployment()).values())
-
     async def metrics_by_deployment(
         self, *, max_age_seconds: float = 0.0
     ) -> dict[DeploymentId, ModelMetrics]:
-        """Return the metrics by deployment. Coordinators may answer with figures up to this old."""
+        """Return the metrics of all serving deployments whose coordinators answer, oldest first.
+
+        Their figures may be up to ``max_age_seconds`` old.
+        """
 
         async def ask(record: DeploymentRecord) -> ModelMetrics | None:
             request = AskMetrics(deployment=record.deployment, max_age_seconds=max_age_seconds)
@@ -376,10 +379,7 @@ async def _start_transfer(
         host=membership.address.host,
         port=membership.address.port,
         node_id=membership.node_id,
-        authority=str(paths.authority),
-        certificate=str(paths.certificate),
-        key=str(paths.key),
-        removed=str(paths.removed),
+        **paths.texts(),
         store_folder=str(folder),
         limit_bytes=default_limit_bytes(folder) if limit_bytes is None else limit_bytes,
         hub_folder=str(hub_cache_folder()),

@@ -15,7 +15,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -61,21 +61,13 @@ _LAST_STATS_SECONDS = 0.2
 milliseconds."""
 
 
-class FileService(Protocol):
-    """Serves files by content: ``cluster.transfer.supervisor.TransferProcess``."""
-
-    def worker_socket(self) -> socket.socket:
-        """Return a socket for a worker that reads files. Raises ``PotluckError``."""
-        ...
-
-
 class StageHost:
     """Runs workers on this node's ``units``; their stages are ``hosted``.
 
     ``report_lost`` tells the coordinator of a worker that exited unexpectedly; before that,
     ``unit_failed`` is called with what its exit says about its unit. ``measured`` gets all totals
-    that workers report. ``files`` serves workers whose models are known by the content of their
-    files; without it they are refused.
+    that workers report. ``worker_socket`` returns the socket through which a worker reads a model
+    whose files are known by their content; without it such a model is refused.
     """
 
     def __init__(
@@ -89,9 +81,9 @@ class StageHost:
         unit_failed: Callable[[UnitId, UnitFailure], None],
         report_lost: Callable[[StageLost], Coroutine[Any, Any, None]],
         measured: Callable[[HostedStage, Stats], None] | None = None,
-        files: FileService | None = None,
+        worker_socket: Callable[[], socket.socket] | None = None,
     ) -> None:
-        self._files = files
+        self._worker_socket = worker_socket
         self._config = config
         self._endpoint = endpoint
         self._node_id = endpoint.credentials.node_id
@@ -304,13 +296,13 @@ class StageHost:
     def _transfer_for(self, spec: StageSpec) -> socket.socket | None:
         if spec.files is None:
             return None
-        if self._files is None:
+        if self._worker_socket is None:
             raise EngineError(
                 f"node {self._node_id} cannot fetch files of {spec.model}",
                 hint="its agent runs without a transfer process; see its log",
             )
         check_manifest(spec.files.manifest, spec.model)
-        return self._files.worker_socket()
+        return self._worker_socket()
 
     def _load(self, spec: StageSpec, route: RoutedConnections | None = None) -> Load:
         unit = self._units.require(spec.unit_id)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.background import Spawn
 from potluck.cluster.coordinator.deployment import Deployment
 from potluck.cluster.network.membership import Membership
@@ -103,7 +102,6 @@ class Takeovers:
         self,
         membership: Membership,
         coordination: Coordination,
-        views: CoordinatorViews,
         *,
         spawn: Spawn,
         clock: Callable[[], float] = time.monotonic,
@@ -111,7 +109,6 @@ class Takeovers:
         self._membership = membership
         self._coordination = coordination
         self._records = coordination.records
-        self._views = views
         self._spawn = spawn
         self._clock = clock
         self._started_at = clock()
@@ -166,7 +163,7 @@ class Takeovers:
         if record.epoch.coordinator == own:  # its agent was restarted, and every node sees it
             is_sure = self._clock() - self._started_at >= NAMESAKE_SECONDS
             return vacancy, Decision.TAKE_OVER if is_sure else Decision.WAIT
-        views = await self._views.ask(record)
+        views = await self._records.ask_views(record)
         for view in views.values():
             if view.record is not None:
                 self._records.learn(view.record)

@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.units import NodeUnit
-from potluck.cluster.agent.worker_process import silent
+from potluck.cluster.agent.worker_process import WorkerProcess, silent
 from potluck.cluster.background import is_set_within, on_thread
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
@@ -44,20 +44,6 @@ _AFTER_DEFECT_SECONDS = 5.0
 """The delay before the next check after one failed for an unexpected reason."""
 
 
-class MonitoredWorker(Protocol):
-    """A stage's worker."""
-
-    async def stats(self) -> Stats | None:
-        """See ``WorkerProcess.stats``."""
-        ...
-
-    def fail(self, error: PotluckError) -> None:
-        """See ``WorkerProcess.fail``."""
-        ...
-
-
-WorkersOn = Callable[[UnitId], Sequence[MonitoredWorker]]
-
 _Found = tuple[BackendSpec, Device, Trial]
 
 
@@ -76,7 +62,7 @@ class UnitMonitor:
         outages: UnitOutages,
         *,
         units: Callable[[], Sequence[NodeUnit]],
-        workers_on: WorkersOn,
+        workers_on: Callable[[UnitId], Sequence[WorkerProcess]],
         step_seconds: float,
         idle_seconds: float,
     ) -> None:
@@ -88,7 +74,7 @@ class UnitMonitor:
         self._idle_seconds = idle_seconds
         self._outages = outages
         self._seen: dict[UnitId, _Seen] = {}
-        self._asking: dict[MonitoredWorker, asyncio.Task[None]] = {}
+        self._asking: dict[WorkerProcess, asyncio.Task[None]] = {}
         self._testing: dict[UnitId, asyncio.Task[None]] = {}
         self._quarantined: set[UnitId] = set()
 
@@ -147,11 +133,11 @@ class UnitMonitor:
             self._asking[worker] = task
             task.add_done_callback(partial(self._queried, worker))
 
-    def _queried(self, worker: MonitoredWorker, task: asyncio.Task[None]) -> None:
+    def _queried(self, worker: WorkerProcess, task: asyncio.Task[None]) -> None:
         del self._asking[worker]
         _log_defect(task, "could not query a worker")
 
-    async def _ask(self, worker: MonitoredWorker, seen: _Seen) -> None:
+    async def _ask(self, worker: WorkerProcess, seen: _Seen) -> None:
         try:
             async with asyncio.timeout(self._step_seconds):
                 seen.take(worker, await worker.stats())
@@ -283,20 +269,20 @@ class _Seen:
     """The activity of a unit's workers, as far as it is known."""
 
     def __init__(self) -> None:
-        self._num_steps: dict[MonitoredWorker, int] = {}
+        self._num_steps: dict[WorkerProcess, int] = {}
         self._active_at = time.monotonic()
 
     @property
     def idle_seconds(self) -> float:
         return time.monotonic() - self._active_at
 
-    def keep(self, workers: set[MonitoredWorker]) -> None:
+    def keep(self, workers: set[WorkerProcess]) -> None:
         """Set the current workers; a change counts as activity."""
         if workers != self._num_steps.keys():
             self._active_at = time.monotonic()
         self._num_steps = {worker: self._num_steps.get(worker, 0) for worker in workers}
 
-    def take(self, worker: MonitoredWorker, stats: Stats | None) -> None:
+    def take(self, worker: WorkerProcess, stats: Stats | None) -> None:
         """Update from a worker's totals, which are None while it loads."""
         if worker not in self._num_steps:
             return

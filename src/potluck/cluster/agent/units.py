@@ -17,20 +17,6 @@ from potluck.types.unit import ChosenUnit, Role, UnitAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitChoice:
-    """The user's settings for a node's units.
-
-    ``requested`` is a backend or unit to use exclusively. ``isa`` is the native backend's
-    instruction set, or None for the fastest that passed its test.
-    """
-
-    backends: Sequence[BackendSpec]
-    requested: str | None = None
-    allow_software: bool = False
-    isa: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnit:
     """A unit with its device and the result of its trial.
 
@@ -61,17 +47,26 @@ def conditions_of(unit: NodeUnit, isa: str | None, node: NodeThreads) -> str:
 class NodeUnits:
     """The node's current units, by the latest report.
 
-    ``out`` returns those that failed in use, with the reasons.
+    ``requested`` is a backend or unit to use exclusively. ``isa`` is the native backend's
+    instruction set, or None for the fastest that passed its test. ``out`` returns the units that
+    failed in use, with the reasons.
     """
 
     def __init__(
         self,
         report: Callable[[], ProbeReport],
-        choice: UnitChoice,
+        *,
+        backends: Sequence[BackendSpec],
+        requested: str | None = None,
+        allow_software: bool = False,
+        isa: str | None = None,
         out: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._report = report
-        self._choice = choice
+        self._backends = backends
+        self._requested = requested
+        self._allow_software = allow_software
+        self._isa = isa
         self._out = out
 
     def all(self) -> tuple[NodeUnit, ...]:
@@ -81,11 +76,10 @@ class NodeUnits:
         report = self._report()
         devices = {device.device_id: device for device in report.devices}
         trials = {trial.unit_id: trial for trial in report.trials}
-        choice = self._choice
         chosen = choose_units(
             report,
-            requested=choice.requested,
-            allow_software=choice.allow_software,
+            requested=self._requested,
+            allow_software=self._allow_software,
             out=self._out(),
         )
         units = [
@@ -102,7 +96,7 @@ class NodeUnits:
             for unit in units
             if unit.trial.works
             or unit.trial.is_pending
-            or abilities_of(unit.trial.backend, choice.backends).is_built_in
+            or abilities_of(unit.trial.backend, self._backends).is_built_in
         )
 
     def require(self, unit_id: str) -> NodeUnit:
@@ -123,26 +117,25 @@ class NodeUnits:
 
         Raises ``EngineError`` if no stage can run on it, or none in this arithmetic.
         """
-        address = unit_address(unit.trial, self._choice.backends)
-        if not abilities_of(address.backend, self._choice.backends).has_arithmetics:
+        address = unit_address(unit.trial, self._backends)
+        if not abilities_of(address.backend, self._backends).has_arithmetics:
             return address
         if arithmetic not in unit.arithmetics:
             raise EngineError(
                 f"the unit {unit.chosen.unit_id} does not compute in {arithmetic.value}",
                 hint=f"it computes in {', '.join(each.value for each in unit.arithmetics)}",
             )
-        variant = arithmetic.isa or self._choice.isa
+        variant = arithmetic.isa or self._isa
         return address if variant is None else replace(address, variant=variant)
 
     def conditions(self, threads: NodeThreads) -> dict[UnitId, str]:
         """Return what each unit's speed depends on, apart from the model; see ``conditions_of``."""
         return {
-            UnitId(unit.chosen.unit_id): conditions_of(unit, self._choice.isa, threads)
+            UnitId(unit.chosen.unit_id): conditions_of(unit, self._isa, threads)
             for unit in self.all()
         }
 
     def _arithmetics(self, trial: Trial) -> tuple[Arithmetic, ...]:
-        if not abilities_of(trial.backend, self._choice.backends).has_arithmetics:
+        if not abilities_of(trial.backend, self._backends).has_arithmetics:
             return ()
-        isa = self._choice.isa
-        return arithmetics_with(trial.variants if isa is None else (isa,))
+        return arithmetics_with(trial.variants if self._isa is None else (self._isa,))

@@ -12,6 +12,7 @@ from potluck.catalog import (
 )
 from potluck.cluster.agent.model_files import Fingerprints
 from potluck.cluster.agent.weights import NodeWeights
+from potluck.cluster.background import cancel_all, is_done_within
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.network.membership.address import ip_of
 from potluck.cluster.wire.calls import (
@@ -94,14 +95,11 @@ class WeightCalls:
 
         making = asyncio.ensure_future(self._weights.manifest_of(description.files, progressed))
         try:
-            while not making.done():
-                await asyncio.wait({making}, timeout=_TELL_SECONDS)
-                if not making.done():
-                    yield latest
+            while not await is_done_within(making, _TELL_SECONDS):
+                yield latest
             yield ModelFound(manifest=await making, fingerprint=fingerprint)
         finally:
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
+            await cancel_all([making])
 
     async def _on_holdings(self, request: AskHoldings) -> NodeHoldings:
         process = self._weights.process()
@@ -115,8 +113,8 @@ class WeightCalls:
             )
         host, port = process.address
         return NodeHoldings(
-            held=dict(found.held),
-            verified=frozenset(found.verified),
+            held=found.held,
+            verified=found.verified,
             reaches_hub=reaches_hub,
             host=host,
             port=port,

@@ -21,13 +21,13 @@ from potluck.cluster.agent.process_stat import process_stat
 from potluck.errors import EngineError
 from potluck.host.private_files import replace_file
 from potluck.host.system import read_regular_file
+from potluck.host.uname import boot_id
 
 _log = logging.getLogger(__name__)
 
 WORKER_MODULE = "potluck.cluster.worker"
 
 _PROC = Path("/proc")
-_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _MAX_NOTE_BYTES = 2**16
 
 
@@ -63,7 +63,7 @@ def process_facts(pid: int) -> ProcessFacts | None:
         return ProcessFacts(
             pid=pid,
             parent=stat.parent,
-            boot_id=_BOOT_ID.read_text(encoding="ascii").strip(),
+            boot_id=boot_id(),
             pid_namespace=os.readlink(folder / "ns" / "pid"),  # noqa: PTH115 - not a path
             start_ticks=stat.start_ticks,
             uid=folder.stat().st_uid,

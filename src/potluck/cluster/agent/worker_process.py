@@ -44,7 +44,7 @@ from potluck.cluster.wire.worker_messages import (
 from potluck.cluster.worker.watch import COMPILING_TIMES
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.host.child import has_ended, signal_name
-from potluck.host.python_child import start_child
+from potluck.host.python_child import ConnectedChild, start_connected_child
 from potluck.types.cluster import Epoch
 from potluck.types.content import Transfer
 from potluck.types.quantities import format_seconds
@@ -108,17 +108,15 @@ class WorkerProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        child: ConnectedChild,
         on_end: OnEnd,
         on_disconnected: OnDisconnected,
         route: RoutedConnections | None = None,
     ) -> None:
         self._route = route
-        self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._process = child.process
+        self._reader = child.reader
+        self._writer = child.writer
         self._on_end = on_end
         self._on_disconnected = on_disconnected
         self._failure: PotluckError | None = None
@@ -184,32 +182,24 @@ class WorkerProcess:
         It inherits ``transfer``, a socket to the node's transfer process, which is closed here, and
         the descriptor of ``route``, which is closed when the worker has exited.
         """
-        ours, theirs = socket.socketpair()
-        with theirs, transfer or contextlib.nullcontext():
-            inherited = [each.fileno() for each in (theirs, transfer) if each is not None]
-            # No await between the start of the process and the return: cancellation there would
-            # leave the process behind.
-            reader, writer = await asyncio.open_connection(sock=ours)
+        passed = [] if transfer is None else [transfer.fileno()]
+        with transfer or contextlib.nullcontext():
             try:
-                process = await start_child(
+                child = await start_connected_child(
                     WORKER_MODULE,
-                    str(theirs.fileno()),
                     str(os.getpid()),
-                    *map(str, inherited[1:]),
-                    descriptors=[*inherited, *(() if route is None else (route.fileno(),))],
+                    *map(str, passed),
+                    descriptors=[*passed, *(() if route is None else (route.fileno(),))],
                     may_fetch=True,
                 )
             except (OSError, RuntimeError) as error:  # there is no process, or no thread for it
-                writer.close()
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 raise EngineError(
                     f"cannot start a worker: {reason}",
                     hint="see the limits of this node's processes and memory: ulimit -u, pids.max",
                 ) from error
-            except asyncio.CancelledError:
-                writer.close()
-                raise
-        return cls(process, reader, writer, on_end, on_disconnected, route)
+        # No await from the start of the process on: cancellation there would leave it behind.
+        return cls(child, on_end, on_disconnected, route)
 
     async def load(
         self, message: Load, *, stall_seconds: float
@@ -299,7 +289,8 @@ class WorkerProcess:
             async with asyncio.timeout(seconds):
                 return await answer
         except TimeoutError:
-            error = unresponsive(seconds)
+            problem = f"its worker has not answered for {format_seconds(seconds)}"
+            error = StalledError(Fault.HUNG.value, problem)
             self.fail(error)
             raise error from None
         finally:
@@ -463,17 +454,10 @@ class WorkerProcess:
         return EngineError("the worker ended")
 
 
-def silent(seconds: float | None) -> UnitFaultError:
+def silent(seconds: float) -> UnitFaultError:
     """Return the error of a silent worker, whose driver blocks all of its threads."""
     return UnitFaultError(
-        Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds or 0)}"
-    )
-
-
-def unresponsive(seconds: float) -> StalledError:
-    """Return the error of a loaded worker that does not answer."""
-    return StalledError(
-        Fault.HUNG.value, f"its worker has not answered for {format_seconds(seconds)}"
+        Fault.HUNG.value, f"its worker has said nothing for {format_seconds(seconds)}"
     )
 
 

@@ -225,6 +225,6 @@ class AttemptRunner:
         """Return why the deployment does not serve."""
         if self.misfit is None:
             return self._published.why_not()
-        there = self._membership.nodes() | {self._membership.node_id}
+        there = self._membership.reachable_nodes()
         lost = {stage.node_id for stage in self._published.record.stages} - there
         return self._published.why_no_plan(self.misfit, sorted(lost))

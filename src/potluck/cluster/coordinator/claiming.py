@@ -89,7 +89,7 @@ async def claim(
     request = Claim(deployment=record.deployment, epoch=epoch, known=record.epoch)
     pending = {
         asyncio.ensure_future(_ask(membership, node, request))
-        for node in (membership.nodes() | {own})
+        for node in membership.reachable_nodes()
     }
     granted: set[NodeId] = set()
     refusals: list[ClaimAnswer] = []

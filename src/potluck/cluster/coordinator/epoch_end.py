@@ -109,7 +109,7 @@ class EpochEnds:
 
     def _nodes_of(self, record: DeploymentRecord) -> list[NodeId]:
         """Return the nodes of its stages that are members."""
-        there = self._membership.nodes() | {self._membership.node_id}
+        there = self._membership.reachable_nodes()
         return sorted({stage.node_id for stage in record.stages} & there)
 
 

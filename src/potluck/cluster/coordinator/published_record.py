@@ -184,7 +184,7 @@ class Voters:
         later.
         """
         record = self._published.record
-        there = self._membership.nodes() | {*record.voters, self._membership.node_id}
+        there = self._membership.reachable_nodes() | {*record.voters}
         is_new = bool(record.voters) and there != {*record.voters}
         if self._published.is_own and record.has_quorum and is_new:
             self._published.count_voters(sorted(there))
@@ -208,7 +208,7 @@ class Voters:
 
     def _forget(self) -> None:
         record = self._published.record
-        there = self._membership.nodes() | {self._membership.node_id}
+        there = self._membership.reachable_nodes()
         left = [voter for voter in record.voters if voter in there]
         are_most = len(left) < len(record.voters) < 2 * len(left)
         if self._published.is_own and record.has_quorum and are_most:

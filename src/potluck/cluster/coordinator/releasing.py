@@ -54,4 +54,4 @@ def _variants(stage: HeldStage) -> tuple[HeldStage, ...]:
 
 
 def _everybody(membership: Membership) -> list[NodeId]:
-    return sorted(membership.nodes() | {membership.node_id})
+    return sorted(membership.reachable_nodes())

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
 
-from potluck.cluster.background import on_thread
+from potluck.cluster.background import cancel_all, on_thread
 from potluck.cluster.coordinator.excluded_units import StageError, StageStalledError
 from potluck.cluster.coordinator.ways import ANY_WAY, Reachability
 from potluck.cluster.network.edges.address import EdgeAddress
@@ -70,9 +70,7 @@ async def load_stages(
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         raise
 
 
@@ -263,9 +261,7 @@ async def open_edges(
             raise EdgeError(first.node_id, "an edge was opened in the wrong direction")
         return outgoing, incoming
     except BaseException:
-        for task in telling:
-            task.cancel()
-        await asyncio.gather(*telling, return_exceptions=True)
+        await cancel_all(telling)
         for each in opening:
             _close_when_open(each)
         raise

@@ -199,7 +199,7 @@ async def _ask_all(
             silent.append(Rejection(node_id=node, unit_id=CPU_UNIT, reason=reason))
             return None
 
-    nodes = sorted(membership.nodes() | {membership.node_id})
+    nodes = sorted(membership.reachable_nodes())
     answers = await asyncio.gather(*map(answer, nodes))
     found = zip(nodes, answers, strict=True)
     return {node: each for node, each in found if each is not None}, silent

@@ -74,7 +74,7 @@ async def verify_files(membership: Membership, record: DeploymentRecord) -> Veri
     manifest = record.status.files.manifest
     if manifest is None:
         return Verification.VERIFIED
-    nodes = membership.nodes() | {membership.node_id}
+    nodes = membership.reachable_nodes()
     contents = {file.content.sha256: file.content for file in manifest.files}
     found = await gather_holdings(membership, nodes, tuple(contents.values()))
     is_whole = True

@@ -136,7 +136,7 @@ async def prepare_weights(
             of_node[sha256] = joined(of_node.get(sha256, ()), runs)
         if record.spec.keep_weights:
             ahead[node] = (*ahead.get(node, ()), *stage.loaded)
-    nodes = membership.nodes() | {membership.node_id}
+    nodes = membership.reachable_nodes()
     found, plan = await find_sources(membership, nodes, manifest, needs, links)
     for node in needs:
         if node not in found:
@@ -216,7 +216,7 @@ async def end_weights(membership: Membership, record: DeploymentRecord) -> None:
     if record.status.files.manifest is None:
         return
     request = DeploymentReference(deployment=record.deployment)
-    nodes = membership.nodes() | {membership.node_id}
+    nodes = membership.reachable_nodes()
     await END_WEIGHTS.call_all(membership, dict.fromkeys(nodes, request))
 
 

@@ -3,7 +3,6 @@
 ``invitation`` is the line, ``ledger`` the record that the inviting node keeps, and ``process`` the
 HTTPS server behind it, in a process of its own that has neither the secret nor the authority's key.
 ``supervisor`` and ``issuing`` are for the inviting agent, ``joining`` for the new machine.
-``removal`` is the opposite: the statement that a node is no longer a member.
 """
 
 __all__ = [

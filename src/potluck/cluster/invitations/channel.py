@@ -8,7 +8,6 @@ processes of this user; the server limits what a stranger can put into a questio
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
@@ -79,8 +78,6 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log"):
     text: str
 
 
-_T = TypeVar("_T")
-
 decode_from_agent: Callable[[bytes], CurrentInvitations | Reply] = msgspec.json.Decoder(
     CurrentInvitations | Reply
 ).decode
@@ -92,8 +89,3 @@ decode_from_server: Callable[[bytes], Question | LogLine] = msgspec.json.Decoder
 def encoded(message: msgspec.Struct) -> bytes:
     """Return a message in the form in which it is sent."""
     return msgspec.json.encode(message) + b"\n"
-
-
-def decoded(line: bytes, kind: type[_T]) -> _T:
-    """Return a received message. Raise ``ValueError`` if it is malformed."""
-    return msgspec.json.decode(line, type=kind)

@@ -14,11 +14,12 @@ import logging
 import os
 import queue
 import selectors
-import signal
 import socket
 import ssl
 import threading
 from pathlib import Path
+
+import msgspec
 
 from potluck.cluster.invitations.answers import (
     Answer,
@@ -35,7 +36,6 @@ from potluck.cluster.invitations.channel import (
     Reply,
     Settings,
     decode_from_agent,
-    decoded,
     encoded,
 )
 from potluck.cluster.invitations.front import Front
@@ -50,6 +50,7 @@ from potluck.cluster.network.trust.connection_sources import (
 )
 from potluck.cluster.network.trust.credentials import load_pem_chain
 from potluck.cluster.network.trust.requests import pem_key_digest
+from potluck.host.child_start import ignore_stop_signals
 
 _AGENT_SECONDS = 30.0
 """The time for the agent's answer, which takes milliseconds."""
@@ -134,16 +135,14 @@ def server_context(settings: Settings) -> ssl.SSLContext:
 
 def run_invitation_server(channel: int, source: int) -> None:
     """Answer newcomers until the agent ends. Both arguments are inherited descriptors."""
-    # A service manager may send either to all processes of the agent; the agent handles them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     line = AgentLine(socket.socket(fileno=channel))
     logging.basicConfig(level=logging.WARNING, handlers=[line])
     lines: list[bytes] | None = []
     while lines == []:
         lines = line.receive()
     if lines is not None:
-        settings = decoded(lines[0], Settings)
+        settings = msgspec.json.decode(lines[0], type=Settings)
         front = Front(
             connection_source(source),
             server_context(settings),

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
+from potluck.cluster.background import cancel_all
 from potluck.cluster.invitations.channel import (
     MAX_LINE_BYTES,
     CurrentInvitations,
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 1.0
 _RESTART_SECONDS = 0.5
 
-AnswerQuestion = Callable[[Question], Awaitable[Reply]]
+AnswerQuestion = Callable[[Question], Reply]
 
 
 class InvitationServer:
@@ -46,7 +47,6 @@ class InvitationServer:
         self._answer = answer
         self._child = child
         self._known = CurrentInvitations(invitations=())
-        self._answering: set[asyncio.Task[None]] = set()
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -64,10 +64,7 @@ class InvitationServer:
 
     async def close(self) -> None:
         """Stop, aborting what is being served. Idempotent; takes about a second at worst."""
-        self._listening.cancel()
-        for task in self._answering:
-            task.cancel()
-        await asyncio.gather(self._listening, *self._answering, return_exceptions=True)
+        await cancel_all([self._listening])
         self._source.close()
         await self._child.end(timeout_seconds=_END_SECONDS)
 
@@ -91,23 +88,20 @@ class InvitationServer:
             case LogLine(text=text):
                 _log.warning("%s", text)
             case Question() as question:
-                task = asyncio.create_task(self._reply(question, self._child.writer))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self._child.writer.write(encoded(self._reply(question)))
 
-    async def _reply(self, question: Question, writer: asyncio.StreamWriter) -> None:
+    def _reply(self, question: Question) -> Reply:
         try:
-            reply = await self._answer(question)
+            return self._answer(question)
         except Exception:  # noqa: BLE001 - the newcomer would wait until it gives up
             _log.exception("could not answer a newcomer")
-            reply = Reply(
+            return Reply(
                 number=question.number,
                 status=500,
                 content_type="application/json",
                 body=b'{"error": {"message": "internal error of the node that invites", '
                 b'"hint": "its log has the details"}}\n',
             )
-        writer.write(encoded(reply))
 
 
 async def _spawn(source: socket.socket, settings: Settings) -> ConnectedChild:

@@ -186,13 +186,12 @@ class HubLane:
             lock.release()
 
     def _take_passing(self, item: Item, data: memoryview, left: dict[Item, None]) -> None:
-        if item in left or self._work.is_missing(item):
-            self._bring(item, data)
-            left.pop(item, None)
-        elif self._work.take_next(HUB, item, seconds=_SLIDE_SECONDS):
+        if item not in left and not self._work.is_missing(item):
+            if not self._work.take_next(HUB, item, seconds=_SLIDE_SECONDS):
+                return
             left[item] = None
-            self._bring(item, data)
-            left.pop(item, None)
+        self._bring(item, data)
+        left.pop(item, None)
 
     def _bring(self, item: Item, data: memoryview) -> None:
         try:

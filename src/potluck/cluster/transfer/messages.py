@@ -13,7 +13,14 @@ import msgspec
 
 from potluck.cluster.network.trust.credentials import CredentialFiles
 from potluck.types.cluster import NodeId
-from potluck.types.content import ChunkSource, FileContent, Manifest, ReadingOrder, Transfer
+from potluck.types.content import (
+    ChunkRuns,
+    ChunkSource,
+    FileContent,
+    Manifest,
+    ReadingOrder,
+    Transfer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +176,8 @@ class HoldingsAnswer(_Message, frozen=True):
     """See ``types.content.Holdings``."""
 
     number: int
-    held: dict[str, tuple[tuple[int, int], ...]]
-    verified: tuple[str, ...]
+    held: dict[str, ChunkRuns]
+    verified: frozenset[str]
 
 
 class IdentityAnswer(_Message, frozen=True):

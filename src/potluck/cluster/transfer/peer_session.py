@@ -80,7 +80,7 @@ class PeerSession:
         """Serve until the peer closes the connection, is silent for too long or violates the
         protocol.
         """
-        self._serving.add_waker(self._wake)
+        self._serving.changes.add_waker(self._wake)
         try:
             self._send(HELLO)
             self._process()
@@ -90,7 +90,7 @@ class PeerSession:
         except ValueError as error:
             _LOG.warning("closed a connection from node %s: %s", self._peer, error)
         finally:
-            self._serving.drop_waker(self._wake)
+            self._serving.changes.drop_waker(self._wake)
             os.close(self._wake)
             self._connection.close()
             for content, chunk in list(self._counted):

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import selectors
-import signal
 import socket
 import ssl
 import threading
@@ -24,9 +23,16 @@ from potluck.cluster.network.trust.connection_sources import (
     ConnectionSource,
     HandedConnections,
     SourceEndedError,
+    open_listener,
 )
 from potluck.cluster.network.trust.credentials import Credentials
-from potluck.cluster.network.trust.handshakes import Handshake, Handshakes, describe, refusal_log
+from potluck.cluster.network.trust.handshakes import (
+    MOST_HANDSHAKES,
+    Handshake,
+    Handshakes,
+    describe,
+    refusal_log,
+)
 from potluck.cluster.network.trust.removed import RemovedNodes
 from potluck.cluster.transfer.board import Board
 from potluck.cluster.transfer.channel import Channel, ChannelClosedError
@@ -76,6 +82,7 @@ from potluck.cluster.transfer.peer_session import PeerSession
 from potluck.cluster.transfer.share import Share, limit_for, set_bulk_options
 from potluck.cluster.transfer.shared_file import Origin, Routes, sha256_of
 from potluck.errors import ModelFileError, PotluckError, TransferError
+from potluck.host.child_start import ignore_stop_signals
 from potluck.store.content_store import ContentStore
 from potluck.types.cluster import NodeId
 
@@ -265,7 +272,7 @@ class TransferService:
         match message:
             case AskHoldings():
                 held, verified = self.board.files.held(message.contents)
-                return HoldingsAnswer(number, held, tuple(verified))
+                return HoldingsAnswer(number, held, frozenset(verified))
             case AskIdentity():
                 return self._identified(number, Path(message.path))
             case AskDigests():
@@ -441,9 +448,7 @@ def run_transfer(
     passes those of readers, and the socket over which the node's acceptor hands over connections
     from peers. Without the last one the process listens itself.
     """
-    # A service manager may send either to all processes of the agent; the agent handles them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     threading.stack_size(_STACK_BYTES)
     os.set_inheritable(control, False)
     os.set_inheritable(doors, False)
@@ -457,9 +462,7 @@ def run_transfer(
     service = TransferService(settings, settings.read(), report)
     source: ConnectionSource
     if connections is None:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        server = socket.create_server((settings.host, 0), family=family, backlog=128)
-        server.setblocking(False)
+        server = open_listener(settings.host, backlog=MOST_HANDSHAKES)
         host, port = server.getsockname()[:2]
         source = server
     else:

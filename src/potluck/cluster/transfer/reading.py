@@ -229,29 +229,21 @@ class Serving:
         self._files = files
         self.assignments = assignments
         self._relay = relay
-        self._changes = changes
-
-    def add_waker(self, descriptor: int) -> None:
-        """Register an ``eventfd(2)`` that is written to when something changes."""
-        self._changes.add_waker(descriptor)
-
-    def drop_waker(self, descriptor: int) -> None:
-        """Stop writing to a descriptor."""
-        self._changes.drop_waker(descriptor)
+        self.changes = changes
 
     def use(self, content: FileContent) -> SharedFile | None:
         """Return a known file, to be released with ``release``; None for any other."""
-        with self._changes:
+        with self.changes:
             return self._files.use(content)
 
     def release(self, file: SharedFile) -> None:
         """End the use of a file."""
-        with self._changes:
+        with self.changes:
             self._files.release(file)
 
     def will_serve(self, file: SharedFile, chunk: int) -> None:
         """Count a peer that waits for a chunk: a window keeps it until ``served``."""
-        with self._changes:
+        with self.changes:
             file.peer_waits[chunk] += 1
 
     def serve(self, file: SharedFile, chunk: int, peer: NodeId) -> tuple[bytes, bytes] | None:
@@ -259,7 +251,7 @@ class Serving:
 
         Raise ``UnknownChunkError`` if it is neither here nor expected.
         """
-        with self._changes:
+        with self.changes:
             is_held = file.holds(chunk)
             data = None if is_held else self._in_window(file, chunk)
         if is_held:
@@ -269,20 +261,20 @@ class Serving:
                 _log.warning("%s", error.message)
         if data is not None:
             return data, file.digest(chunk) or sha256_of(data)
-        with self._changes:
+        with self.changes:
             self._expect(file, chunk, peer)
             return None
 
     def served(self, file: SharedFile, chunk: int) -> None:
         """Count one peer less that waits for a chunk."""
-        with self._changes:
+        with self.changes:
             file.peer_waits[chunk] -= 1
             if file.peer_waits[chunk] <= 0:
                 del file.peer_waits[chunk]
                 for demand in self._readers.demands():
                     demand.served(file, chunk)
                 if self._relay.drop(file, chunk):
-                    self._changes.wake()
+                    self.changes.wake()
 
     def _in_window(self, file: SharedFile, chunk: int) -> bytes | None:
         for demand in self._readers.demands():
@@ -313,4 +305,4 @@ class Serving:
             return  # a reader that has not started yet may want it
         if (keeps and file.open_blob()) or self._relay.admit(file, chunk):
             self.assignments.assign_if_free(file, chunk)
-            self._changes.wake()
+            self.changes.wake()

@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from potluck import errors
+from potluck.cluster.background import cancel_all
 from potluck.cluster.transfer.channel import LENGTH, encode, process_gone
 from potluck.cluster.transfer.messages import (
     AddDigests,
@@ -52,7 +53,6 @@ from potluck.types.cluster import NodeId
 from potluck.types.content import (
     ChunkSource,
     FileContent,
-    Holdings,
     Manifest,
     ReadingOrder,
     Transfer,
@@ -138,8 +138,7 @@ class TransferProcess:
 
     async def close(self) -> None:
         """End the process. Idempotent; takes about a second at worst."""
-        self._listening.cancel()
-        await asyncio.gather(self._listening, return_exceptions=True)
+        await cancel_all([self._listening])
         await self._end()
         if self._connections is not None:
             self._connections.close()
@@ -158,17 +157,9 @@ class TransferProcess:
                 raise process_gone() from error
         return ours
 
-    async def holdings(self, contents: Sequence[FileContent]) -> Holdings:
-        """Return what this node has of ``contents``, without checking whether it reaches the hub.
-
-        Raise ``TransferError``.
-        """
-        answer = await self._ask(AskHoldings(next(self._numbers), tuple(contents)), HoldingsAnswer)
-        return Holdings(
-            node=NodeId(self._settings.node_id),
-            held=answer.held,
-            verified=frozenset(answer.verified),
-        )
+    async def holdings(self, contents: Sequence[FileContent]) -> HoldingsAnswer:
+        """Return what this node has of ``contents``. Raise ``TransferError``."""
+        return await self._ask(AskHoldings(next(self._numbers), tuple(contents)), HoldingsAnswer)
 
     async def identify(
         self, path: Path, on_progress: Callable[[int, int], None] | None = None

@@ -300,7 +300,7 @@ def test_a_prediction_of_other_stages_is_not_shown_by_stage(nodes: tuple[NodeId,
 
 def agent_with(records: list[DeploymentRecord]) -> Any:
     live = SimpleNamespace(live=lambda: tuple(records), registry=SimpleNamespace())
-    membership = SimpleNamespace(nodes=lambda: frozenset({A}))
+    membership = SimpleNamespace(reachable_nodes=lambda: frozenset({A}))
     return SimpleNamespace(
         coordination=SimpleNamespace(records=live, is_draining=False),
         membership=membership,
@@ -370,13 +370,13 @@ def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves(
             ]
 
         assert seen() == [(DeploymentState.READY, "")] * 2
-        agent.membership.nodes = lambda: frozenset({B})
+        agent.membership.reachable_nodes = lambda: frozenset({B})
         agent.node_id = B
         (state, reason), shown = seen()
         assert (state, reason) == shown
         assert state is DeploymentState.DEGRADED
         assert f"node {A}, its coordinator, is lost" in reason
-        agent.membership.nodes = lambda: frozenset({A})
+        agent.membership.reachable_nodes = lambda: frozenset({A})
         agent.coordination.is_draining = True
         leaving = (DeploymentState.DEGRADED, "this node is leaving the cluster")
         assert seen() == [leaving, (DeploymentState.READY, "")]
@@ -398,11 +398,11 @@ def test_a_stage_that_is_stuck_does_not_hold_up_what_is_shown(
         agent = agent_with([record()])
         answers = asyncio.Event()
 
-        async def slow_metrics() -> tuple[ModelMetrics, ...]:
+        async def slow_metrics() -> dict[DeploymentId, ModelMetrics]:
             await answers.wait()
-            return (metrics(3, 3.0),)
+            return {record().deployment: metrics(3, 3.0)}
 
-        agent.metrics = slow_metrics
+        agent.metrics_by_deployment = slow_metrics
         gateway = AgentGateway(agent)
         await asyncio.wait_for(gateway.refresh_cluster(), 5)
         (shown,) = gateway.cluster_state().deployments

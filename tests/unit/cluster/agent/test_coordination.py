@@ -20,9 +20,8 @@ from support.virtual_time.run import run_in_virtual_time
 from potluck.cluster.agent import coordination as module
 from potluck.cluster.agent import records, takeover
 from potluck.cluster.agent.coordination import Coordination
-from potluck.cluster.agent.records import CoordinatorViews
 from potluck.cluster.agent.takeover import Takeovers
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.background import Background
 from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.wire.calls import encode, pack_record, unpack_record
@@ -60,7 +59,7 @@ class Node:
         self.found = ModelFingerprint(digest="")
         self.problem: Exception = ModelNotFoundError("no such file")
 
-        units = NodeUnits(hardware.report, UnitChoice(backends=BACKENDS))
+        units = NodeUnits(hardware.report, backends=BACKENDS)
         self.coordination = Coordination(
             cast(Any, self.membership),
             EdgeEndpoint(credentials=credentials(A), listen_host="127.0.0.1"),
@@ -74,11 +73,9 @@ class Node:
         monkeypatch.setattr(takeover, "_SETTLE_SECONDS", 0.02)
         monkeypatch.setattr(takeover, "NAMESAKE_SECONDS", 0.0)
         monkeypatch.setattr(module, "Deployment", lambda record, *_, **__: FakeDeployment(record))
-        membership = cast(Any, self.membership)
         self.takeovers = Takeovers(
-            membership,
+            cast(Any, self.membership),
             self.coordination,
-            CoordinatorViews(membership),
             spawn=self.background.spawn,
             clock=asyncio.get_running_loop().time,
         )

@@ -18,7 +18,7 @@ from potluck.cluster.agent import measured_speeds
 from potluck.cluster.agent.hosted_stage import HostedStage
 from potluck.cluster.agent.measured_speeds import MeasuredSpeeds
 from potluck.cluster.agent.threads import NodeThreads
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.engines.backends import BACKENDS
 from potluck.host.cores import CoreWatch, UsableCores
@@ -43,7 +43,7 @@ TIME = StepTime(
 def units(isa: str | None = None) -> NodeUnits:
     trial = Trial(device_id="cpu", backend="native", works=True, variants=("scalar", "avx2"))
     report = hardware.report(trials=(trial,))
-    return NodeUnits(lambda: report, UnitChoice(backends=BACKENDS, isa=isa))
+    return NodeUnits(lambda: report, backends=BACKENDS, isa=isa)
 
 
 def speeds(

@@ -8,10 +8,11 @@ import math
 import pytest
 from support.machines import hardware
 
-from potluck.cluster.agent import node
-from potluck.cluster.agent.node import StageMemory, report
+from potluck.cluster.agent import node_calls
+from potluck.cluster.agent.hosted_stage import StageMemory
+from potluck.cluster.agent.node_calls import report
 from potluck.cluster.agent.threads import NodeThreads
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.engines.backends import BACKENDS
 from potluck.host.cores import WATCH_SECONDS, CoreWatch, UsableCores
 from potluck.host.system import System
@@ -40,7 +41,7 @@ def make_report(
     threads: NodeThreads | None = None,
     limit: int | None = None,
 ) -> NodeReport:
-    units = NodeUnits(lambda: probed, UnitChoice(backends=BACKENDS))
+    units = NodeUnits(lambda: probed, backends=BACKENDS)
     return report(
         NodeId("a" * 16),
         probed,
@@ -78,7 +79,7 @@ def eight_free(_: System) -> MemoryFacts:
 def test_usable_memory(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, planned: int, untaken: int, usable: int
 ) -> None:
-    monkeypatch.setattr(node, "memory_facts", eight_free)
+    monkeypatch.setattr(node_calls, "memory_facts", eight_free)
     node_report = make_report(
         hardware.report(),
         StageMemory(planned_bytes=planned, untaken_bytes=untaken),
@@ -93,7 +94,7 @@ def test_usable_memory(
 def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node, "memory_facts", eight_free)
+    monkeypatch.setattr(node_calls, "memory_facts", eight_free)
     board = DetectorReport(
         detector="mali", devices=(dataclasses.replace(hardware.device("soc"), memory=SHARED),)
     )
@@ -122,7 +123,7 @@ def test_units_are_what_works_and_the_cpu_whatever_it_is_like(
 def test_stages_on_a_card_take_of_its_memory_what_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node, "memory_facts", eight_free)
+    monkeypatch.setattr(node_calls, "memory_facts", eight_free)
     cards = DetectorReport(detector="pci", devices=(hardware.device("one"), hardware.device("two")))
     trials = tuple(Trial(device_id=name, backend="b", works=True) for name in ("one", "two"))
     stages = StageMemory(planned_bytes=GIB, device_bytes={UnitId("one/b"): 5 * GIB})
@@ -137,7 +138,7 @@ def test_stages_on_a_card_take_of_its_memory_what_was_planned(
 
 
 def test_a_node_whose_cpu_fails_serves_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "memory_facts", eight_free)
+    monkeypatch.setattr(node_calls, "memory_facts", eight_free)
     card = DetectorReport(detector="pci", devices=(hardware.device("one"),))
     measured = Figure(value=40.0, origin=Origin.MEASURED, source="by hand")
     trials = (

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import msgspec
 import psutil
@@ -18,6 +19,7 @@ from support.processes.waiting import done_within, eventually
 from potluck.cluster.agent import hosted_stage, process_stat
 from potluck.cluster.agent.hosted_stage import check_worker, work_of
 from potluck.cluster.agent.process_stat import is_stopped
+from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.wire.calls import StageCheck
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import EngineError
@@ -99,7 +101,7 @@ def _await_standstill(pid: int) -> None:
 
 
 def check(worker: Worker, *, is_cpu: bool = True) -> StageCheck | None:
-    return asyncio.run(check_worker(worker, is_cpu=is_cpu))
+    return asyncio.run(check_worker(cast(WorkerProcess, worker), is_cpu=is_cpu))
 
 
 def check_at_once(worker: Worker, *, is_cpu: bool = True) -> StageCheck | None:
@@ -153,7 +155,7 @@ def test_one_that_is_stopped_for_a_moment_is_not_stopped(monkeypatch: pytest.Mon
 
         async def run() -> StageCheck | None:
             asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGCONT)
-            return await check_worker(Worker(pid, None), is_cpu=True)
+            return await check_worker(cast(WorkerProcess, Worker(pid, None)), is_cpu=True)
 
         found = asyncio.run(run())
         assert found == StageCheck(answers=False, is_stopped=False, has_progress=True)

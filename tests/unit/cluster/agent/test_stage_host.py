@@ -18,7 +18,7 @@ from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent import stages
 from potluck.cluster.agent.stages import StageHost
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.listener import RoutedConnections
 from potluck.cluster.wire.calls import (
@@ -199,10 +199,9 @@ def make_host(
         async def report_lost(stage: StageLost) -> None:
             lost.append(stage)
 
-        choice = UnitChoice(backends=(*BACKENDS, CARD_SPEC))
         host = stage_host(
             tmp_path,
-            NodeUnits(lambda: PROBED, choice, lambda: OUT),
+            NodeUnits(lambda: PROBED, backends=(*BACKENDS, CARD_SPEC), out=lambda: OUT),
             orphan_seconds=orphan_seconds,
             unit_failed=lambda unit_id, failure: failed.append((unit_id, failure.fault)),
             report_lost=report_lost,

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.engines.fake_backends.behaviour import device, spec
@@ -16,6 +17,7 @@ from potluck.cluster.agent import unit_monitor as module
 from potluck.cluster.agent.unit_health import UnitFailure, UnitOutages
 from potluck.cluster.agent.unit_monitor import UnitMonitor
 from potluck.cluster.agent.units import NodeUnit
+from potluck.cluster.agent.worker_process import WorkerProcess
 from potluck.cluster.wire.worker_messages import Stats
 from potluck.errors import PotluckError, UnitFaultError
 from potluck.probe.cache import ProbeCache
@@ -78,7 +80,9 @@ class Node:
             cache,
             self.outages,
             units=self.units,
-            workers_on=lambda unit_id: self.workers if unit_id == GPU else [],
+            workers_on=lambda unit_id: (
+                cast("list[WorkerProcess]", self.workers) if unit_id == GPU else []
+            ),
             step_seconds=0.2,
             idle_seconds=idle_seconds,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.machines import hardware
 
-from potluck.cluster.agent.units import NodeUnits, UnitChoice
+from potluck.cluster.agent.units import NodeUnits
 from potluck.engines.backends import BACKENDS
 from potluck.errors import EngineError
 from potluck.types.arithmetic import Arithmetic
@@ -17,7 +17,7 @@ WITH_TILES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
 def units(variants: tuple[str, ...], isa: str | None = None) -> NodeUnits:
     trial = Trial(device_id="cpu", backend="native", works=True, variants=variants)
     report = hardware.report(trials=(trial,))
-    return NodeUnits(lambda: report, UnitChoice(backends=BACKENDS, isa=isa))
+    return NodeUnits(lambda: report, backends=BACKENDS, isa=isa)
 
 
 @pytest.mark.parametrize(

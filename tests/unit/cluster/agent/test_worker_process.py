@@ -29,6 +29,7 @@ from potluck.cluster.wire.worker_messages import (
 from potluck.engines.backends import native_unit
 from potluck.errors import EngineError, PotluckError, StalledError, UnitFaultError
 from potluck.host.child import has_ended
+from potluck.host.python_child import ConnectedChild
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import Quantization
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
@@ -97,7 +98,9 @@ async def worker(script: str) -> AsyncGenerator[tuple[WorkerProcess, list[Potluc
             pass_fds=[theirs.fileno()],
         )
     started = WorkerProcess(
-        process, reader, writer, lambda _, error: ends.append(error), lambda *_: None
+        ConnectedChild(process, reader, writer),
+        lambda _, error: ends.append(error),
+        lambda *_: None,
     )
     try:
         yield started, ends

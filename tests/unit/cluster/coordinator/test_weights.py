@@ -102,6 +102,9 @@ class Nodes:
     def nodes(self) -> frozenset[NodeId]:
         return frozenset(self._held) - {A}
 
+    def reachable_nodes(self) -> frozenset[NodeId]:
+        return self.nodes() | {A}
+
     async def call(self, node: NodeId, method: str, payload: bytes, **_: float) -> bytes:
         match method:
             case "weights.holdings":

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import resource
 import selectors
-import signal
 import socket
 import ssl
 import time
@@ -32,6 +31,7 @@ from potluck.cluster.network.trust.handshakes import (
     refusal_log,
 )
 from potluck.cluster.network.trust.removed import RemovedNodes
+from potluck.host.child_start import ignore_stop_signals
 from potluck.types.cluster import NodeId
 
 _LOG = logging.getLogger(__name__)
@@ -296,9 +296,7 @@ def run_acceptor(settings: AcceptorSettings, reports: int, server: int, routes: 
     ``reports`` and ``routes`` are sockets to the agent, and ``server`` is the listening socket. All
     are inherited descriptors.
     """
-    # A service manager may send either to all processes of the agent; the agent handles them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     acceptor = Acceptor(
         socket.socket(fileno=server),
         (settings.inner_host, settings.inner_port),

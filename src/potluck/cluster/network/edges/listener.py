@@ -28,7 +28,11 @@ from potluck.cluster.network.edges.frames import (
     read_hello,
 )
 from potluck.cluster.network.edges.options import set_edge_options
-from potluck.cluster.network.trust.connection_sources import ConnectionSource, HandedConnections
+from potluck.cluster.network.trust.connection_sources import (
+    ConnectionSource,
+    HandedConnections,
+    open_listener,
+)
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.handshakes import (
     HANDSHAKE_SECONDS,
@@ -77,9 +81,7 @@ class EdgeListener:
         handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> EdgeListener:
         """Listen on a free port of ``host``, a numeric address. Raises ``OSError``."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = socket.create_server((host, 0), family=family, backlog=MOST_HANDSHAKES)
-        server.setblocking(False)
+        server = open_listener(host, backlog=MOST_HANDSHAKES)
         own_host, port = server.getsockname()[:2]
         return cls(
             server,

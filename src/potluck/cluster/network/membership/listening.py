@@ -13,6 +13,7 @@ from potluck.cluster.network.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.network.membership.address import Address
 from potluck.cluster.network.membership.config import MembershipConfig
 from potluck.cluster.network.membership.sockets import are_same, descriptors, find_socket
+from potluck.cluster.network.trust.connection_sources import family_of
 from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.errors import JoinError
 
@@ -30,9 +31,8 @@ def concrete(listen: Address) -> Address:
 
     Zenoh does not report which port it got for port 0.
     """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket(family_of(listen.host), socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((listen.host, listen.port))
             return replace(listen, port=probe.getsockname()[1])
@@ -59,11 +59,8 @@ async def start_acceptor(
         inner_host=inner.host,
         inner_port=inner.port,
         node_id=config.node_id,
-        authority=str(pem.authority),
-        certificate=str(pem.certificate),
-        key=str(pem.key),
         stall_milliseconds=config.stall_milliseconds,
-        removed=str(pem.removed),
+        **pem.texts(),
     )
     server = None
     try:

@@ -187,6 +187,10 @@ class Membership:
         """Return the other current members."""
         return frozenset(self._roster.sessions)
 
+    def reachable_nodes(self) -> frozenset[NodeId]:
+        """Return the current members, this node included: those that ``call`` can reach."""
+        return self.nodes() | {self.node_id}
+
     def peer_host(self, node_id: NodeId) -> str | None:
         """Return the IP address from which another member is connected; None if it is not."""
         session_id = self._roster.session_of(node_id)

@@ -20,12 +20,11 @@ import zenoh
 
 from potluck.cluster.network.acceptor.supervisor import AcceptorProcess
 from potluck.cluster.network.membership.address import Address
-from potluck.cluster.network.membership.config import MembershipConfig
+from potluck.cluster.network.membership.config import MembershipConfig, zenoh_json
 from potluck.cluster.network.membership.listening import INNER, concrete, start_acceptor
 from potluck.cluster.network.membership.messages import SessionId, left_error
 from potluck.cluster.network.membership.outboxes import Outboxes
 from potluck.cluster.network.membership.sockets import LinkSockets, endpoint_of
-from potluck.cluster.network.membership.zenoh_config import zenoh_json
 from potluck.cluster.network.trust.removed import RemovedNodes
 from potluck.errors import CallError, JoinError
 from potluck.types.cluster import NodeId

@@ -20,6 +20,18 @@ _CHANNEL_BYTES = 32 * 1024
 """The send buffer of a channel, which limits the connections waiting there to about 80."""
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    """Return the family of a numeric IP address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def open_listener(host: str, *, backlog: int) -> socket.socket:
+    """Return a non-blocking listener at a free port of a numeric address. Raises ``OSError``."""
+    server = socket.create_server((host, 0), family=family_of(host), backlog=backlog)
+    server.setblocking(False)
+    return server
+
+
 class ConnectionSource(Protocol):
     """A source of new connections, from which nothing has been read."""
 

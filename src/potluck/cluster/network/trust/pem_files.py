@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.removed import REMOVED_FILE
@@ -21,6 +22,10 @@ class PemPaths:
     certificate: Path
     key: Path
     removed: Path
+
+    def texts(self) -> dict[str, Any]:
+        """Return the paths as text, for the ``CredentialFiles`` of a child process."""
+        return {name: str(path) for name, path in asdict(self).items()}
 
 
 def pem_paths(directory: Path) -> PemPaths:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from potluck.cluster.network.membership import Address, MembershipConfig, PemPaths, parse_address
+from potluck.cluster.network.membership.config import zenoh_json
 from potluck.cluster.network.membership.diagnosis import hint_for
 from potluck.cluster.network.membership.messages import (
     KeySpace,
@@ -14,7 +15,6 @@ from potluck.cluster.network.membership.messages import (
     SessionId,
     parse_alive,
 )
-from potluck.cluster.network.membership.zenoh_config import zenoh_json
 from potluck.errors import ParameterError
 from potluck.types.cluster import NodeId
 
