@@ -11,7 +11,7 @@ import typer
 
 from potluck.cli.addresses import parse_size
 from potluck.cli.options import JsonOption, settings
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, emit_json, note
 from potluck.cli.tables import table
 from potluck.errors import UsageError
 from potluck.store.content_store import (
@@ -42,10 +42,8 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
         return
     store = own_store(os.environ)
     files = store.listing()
-    if json:
-        emit_json(cache_document(store, files, removed_bytes=None))
-        return
-    print_lines(cache_lines(store, files, now=time.time()))
+    document = cache_document(store, files, removed_bytes=None)
+    emit(document, cache_lines(store, files, now=time.time()), as_json=json)
 
 
 @cache.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines, progress_bar
+from potluck.cli.output import emit, emit_json, note, print_lines, progress_bar
 from potluck.cli.placing import (
     cluster_state,
     deploy_params,
@@ -99,13 +99,11 @@ def deployed(
 
     Blocking. Raises what prevents it.
     """
-    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import DownloadColumn
 
     names = node_names(directory)
     result: dict[str, Any] = {}
-    with progress_bar(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
-    ) as bar:
+    with progress_bar(DownloadColumn(binary_units=True)) as bar:
         task = bar.add_task("placing", total=None)
         params = {**request, **layout_params(directory, layout)}
         nodes: dict[str, TaskID] = {}
@@ -145,17 +143,19 @@ def undeploy(
 def ps(json: JsonOption = False, state: StateOption = None) -> None:
     """Show nodes, units, deployments and stages."""
     result = cluster_state(state_directory(state))
-    if json:
-        emit_json(result)
-        return
-    result = names_of(result["nodes"]).in_document(result)
-    print_lines(node_lines(result))
-    for deployment in result["deployments"]:
-        print()
-        print_lines(deployment_lines(deployment))
-        print_lines(speed_lines(deployment))
-    if not result["deployments"]:
-        print("\nnothing is deployed; deploy a model with potluck deploy MODEL")
+    emit(result, _cluster_lines(result), as_json=json)
+
+
+def _cluster_lines(cluster: dict[str, Any]) -> Iterator[str]:
+    named = names_of(cluster["nodes"]).in_document(cluster)
+    yield from node_lines(named)
+    for deployment in named["deployments"]:
+        yield ""
+        yield from deployment_lines(deployment)
+        yield from speed_lines(deployment)
+    if not named["deployments"]:
+        yield ""
+        yield "nothing is deployed; deploy a model with potluck deploy MODEL"
 
 
 def down(state: StateOption = None) -> None:

@@ -61,20 +61,10 @@ def fetch(
 @contextmanager
 def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     with progress_bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()
     ) as bar:
         task = bar.add_task(f"downloading {model}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -48,13 +48,31 @@ def print_lines(lines: Iterable[str]) -> None:
         print(line)
 
 
+def emit(document: Document | dict[str, object], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a JSON document, or else ``lines``, which tell the same to a person."""
+    if as_json:
+        emit_json(document)
+    else:
+        print_lines(lines)
+
+
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Return a progress bar on stderr that disappears at its end; only shown on a terminal."""
+    """Return a progress bar on stderr that disappears at its end; only shown on a terminal.
+
+    ``columns`` follow the description and the bar.
+    """
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 @contextmanager
@@ -85,16 +103,11 @@ def opened_model(
     backend = resolve_backend(backend, chosen)
     arithmetic = resolve_arithmetic(arithmetic, chosen)
 
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
     from potluck.local import Model
 
-    bar = progress_bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
+    bar = progress_bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
     task = bar.add_task(f"loading {name}", total=None, start=True)
 
     def advance(progress: LoadProgress) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
-from potluck.cli.output import emit_json, print_lines
+from potluck.cli.output import emit
 from potluck.cli.placing import deploy_params, layout_params, result_of
 from potluck.cli.spec_options import takes_settings
 from potluck.cli.tables import (
@@ -103,11 +103,9 @@ def plan(
         from potluck.placement.fleet.planning import plan_fleet
 
         result = msgspec.to_builtins(plan_fleet(fleet, params, layout))
-    if json:
-        emit_json(result)
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_lines(plan_lines(result, width))
+    is_on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_on_terminal else None
+    emit(result, plan_lines(result, width), as_json=json)
 
 
 def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[str]:

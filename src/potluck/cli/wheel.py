@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, note
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
@@ -105,12 +106,9 @@ def check_on(
             is_good = is_good and is_usable(found)
             if not Path(argument).exists():
                 releases += _working_releases(argument, found, checks, folder)
-    if as_json:
-        reports = [each for group in groups for each in group]
-        emit_json(wheel_document(reports, hosts, silent, releases))
-    else:
-        print_lines((*_lines(groups, is_short=is_short), *map(release_line, releases)))
-        print_lines(silent_lines(silent))
+    document = wheel_document(chain.from_iterable(groups), hosts, silent, releases)
+    lines = _lines(groups, is_short=is_short), map(release_line, releases), silent_lines(silent)
+    emit(document, chain.from_iterable(lines), as_json=as_json)
     return 0 if is_good else 1
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, note
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
@@ -153,9 +154,7 @@ def plan_for(
             files = constraints_files(chosen, planner.targets, output)
             write_constraints(files)
             note(f"wrote {', '.join(map(str, files))}")
-    if as_json:
-        emit_json(plan_document(found, planner.targets, texts, silent, looked_up))
-    else:
-        print_lines(plan_lines(found, planner.targets))
-        print_lines(silent_lines(silent))
+    document = plan_document(found, planner.targets, texts, silent, looked_up)
+    lines = chain(plan_lines(found, planner.targets), silent_lines(silent))
+    emit(document, lines, as_json=as_json)
     return 0 if found.is_possible and not silent else 1
