@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from potluck.catalog import ModelDescription, read_profile
@@ -121,9 +121,8 @@ def plan_load(
     Fast arithmetic is only used if ``unit`` supports it. Raise ``InsufficientMemoryError`` if the
     model does not fit, and ``ParameterError``.
     """
-    shards = split_evenly(
-        description.config.num_layers, num_stages, description.config.can_cut_before
-    )
+    config = description.config
+    shards = split_evenly(config.num_layers, num_stages, config.no_cuts)
     size = StageSize(
         context_tokens=context_tokens,
         num_blocks=blocks_for(cache_tokens),
@@ -157,14 +156,12 @@ def room_on(unit: LocalUnit) -> Room:
 
 
 def split_evenly(
-    num_layers: int,
-    num_stages: int,
-    can_cut_before: Callable[[int], bool] = lambda _layer: True,
+    num_layers: int, num_stages: int, no_cuts: Collection[int] = ()
 ) -> tuple[Shard, ...]:
     """Return contiguous shards whose numbers of layers differ by at most one, longer ones first.
 
-    If the model cannot be cut there (``ModelConfig.can_cut_before``), it is cut at the nearest
-    possible layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
+    Where that is before one of the layers in ``no_cuts``, the model is cut at the nearest possible
+    layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
     are too few possible cuts.
     """
     if not 1 <= num_stages <= num_layers:
@@ -173,7 +170,7 @@ def split_evenly(
             f"{num_layers} layers cannot be split into {num_stages} stages",
             hint=f"use a number from 1 to {num_layers}",
         )
-    places = [layer for layer in range(1, num_layers) if can_cut_before(layer)]
+    places = [layer for layer in range(1, num_layers) if layer not in no_cuts]
     if len(places) < num_stages - 1:
         most = len(places) + 1
         raise ParameterError(
