@@ -10,6 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,16 +122,14 @@ def plan_lines(plan: Mapping[str, Any], width: int | None = None) -> Iterator[st
     for title, text in rows:
         yield from _wrapped(f"{title.ljust(indent)}{text}", width, indent)
     yield ""
-    for lines in (
+    for line in chain(
         _facts(plan),
         _draft_lines(plan, names),
         state_lines(plan),
         memory_lines(plan),
         remark_lines(plan),
+        _unused_lines(plan["rejections"], names),
     ):
-        for line in lines:
-            yield from _wrapped(line, width)
-    for line in _unused_lines(plan["rejections"], names):
         yield from _wrapped(line, width)
 
 
