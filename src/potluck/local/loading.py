@@ -11,7 +11,7 @@ from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_
 from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
 from potluck.engines.loading import Room, StageSize
 from potluck.engines.loading.prepare import LoadPlan, count_stages, plan_stages
-from potluck.engines.loading.sizes import stronger_quantizations
+from potluck.engines.loading.sizes import quantized_to_fit
 from potluck.engines.native.engine import choose_isa
 from potluck.errors import ParameterError, UsageError
 from potluck.host.cores import default_num_threads, own_usable_cores
@@ -142,9 +142,7 @@ def plan_load(
         return count_stages(profile, shards, size, unit.address)
 
     if quantization is None:
-        sizes = [size, *stronger_quantizations(size)]
-        fitting = (each for each in sizes if room.holds(count(each).memory))
-        size = next(fitting, sizes[-1])
+        size = quantized_to_fit(size, lambda other: room.holds(count(other).memory))
     of_weights = arithmetic_of_weights(size.arithmetic, count(size).product_formats)
     size = replace(size, arithmetic=of_weights)
     return plan_stages(profile, shards, size, unit.address, room)
