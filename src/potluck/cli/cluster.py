@@ -53,8 +53,6 @@ ReplaceOption = Annotated[
     ),
 ]
 
-_NOTHING: Mapping[str, Any] = {}
-
 
 @takes_settings()
 def deploy(
@@ -181,7 +179,7 @@ def speed_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     yield "speed, measured (predicted):"
     if stages:
         yield from table([_header(prediction), *(_row(stage, prediction) for stage in stages)])
-    yield from _total_lines(prediction or _NOTHING, measured)
+    yield from _total_lines(prediction or {}, measured)
 
 
 def _header(prediction: Mapping[str, Any] | None) -> list[str]:
@@ -193,7 +191,7 @@ def _row(stage: Mapping[str, Any], prediction: Mapping[str, Any] | None) -> list
     names = ["decode_seconds", "loaded_seconds", "prefill_seconds_per_token"]
     if not _loaded_sequences(prediction):
         names.remove("loaded_seconds")
-    measured, predicted = stage["measured"], stage["predicted"] or _NOTHING
+    measured, predicted = stage["measured"], stage["predicted"] or {}
     times = [_beside(measured[name], predicted.get(name), format_seconds) for name in names]
     # Members of a group exchange what they compute during a step; only their leader sends it on.
     hop = None if is_led(stage) else predicted.get("hop_seconds")

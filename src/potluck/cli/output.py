@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from potluck.cli.settings import NodeSettings
-    from potluck.local import LoadPlan, LoadProgress, Model
+    from potluck.local import LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
     from potluck.types.document import Document
 
@@ -93,7 +93,7 @@ def opened_model(
     default_states: int | None,
     draft: str = OFF,
 ) -> Iterator[Model]:
-    """Open a model with a progress bar, close it at the end.
+    """Open a model with a progress bar, close it at the end; say how it is quantized.
 
     The settings ``chosen`` apply where the options ``threads``, ``backend``, ``allow_software`` and
     ``arithmetic`` are not given.
@@ -106,6 +106,7 @@ def opened_model(
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     from potluck.local import Model
+    from potluck.weights.report import remark_lines
 
     bar = progress_bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
     task = bar.add_task(f"loading {name}", total=None, start=True)
@@ -147,16 +148,8 @@ def opened_model(
     finally:
         bar.stop()
     with model:
-        for line in quantization_lines(model.plan, is_auto=quantization is None):
-            note(line)
+        if quantization is None:
+            note(f"quant: {model.plan.size.quantization.value}")
+        for line in remark_lines(each for stage in model.plan.stages for each in stage.remarks):
+            note(f"quant: {line}")
         yield model
-
-
-def quantization_lines(plan: LoadPlan, *, is_auto: bool) -> Iterator[str]:
-    """Yield what ``--quant auto`` chose, and the weights with another format than requested."""
-    from potluck.weights.report import remark_lines
-
-    if is_auto:
-        yield f"quant: {plan.size.quantization.value}"
-    for line in remark_lines(remark for stage in plan.stages for remark in stage.remarks):
-        yield f"quant: {line}"
