@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from potluck.scheduling.dispatcher import Dispatcher
 from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import SchedulerLimits
 from potluck.scheduling.pipeline import OnOutcome, StepOutcome
+from potluck.text.detokenize import StreamingDetokenizer
 from potluck.types.engine import Engine
 from potluck.types.sequence import CommittedToken, Continuation, SequenceRequest
 from potluck.types.step import Pooling, SamplingParams, Step
@@ -361,19 +361,8 @@ def generate(dispatcher: Dispatcher, stop: Sequence[str]) -> Generation:
     # Characters of several tokens, so that text is held back where stages are lost.
     characters = "".join(chr(0x20AC + number) for number in range(67)).encode()
     tokenizer = ByteTokenizer(pieces=tuple(bytes([each]) for each in characters[:VOCAB_SIZE]))
-    updates: SimpleQueue[tuple[float, Update]] = SimpleQueue()
-    request = REQUESTS[0]
-    return Generation(
-        dispatcher,
-        dispatcher.add(request, lambda update: updates.put((0.0, update))),
-        updates,
-        prompt_tokens=request.prompt_tokens,
-        sampling=request.sampling,
-        tokenizer=tokenizer,
-        stop=stop,
-        starts_text=False,
-        started=0.0,
-    )
+    detokenizer = StreamingDetokenizer(tokenizer, stop_strings=stop, starts_text=False)
+    return Generation(dispatcher, REQUESTS[0], detokenizer, started=0.0)
 
 
 def words(pieces: Sequence[Piece]) -> list[tuple[str, int, float | None]]:

@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from potluck.types.backend import DeviceKind
@@ -31,16 +31,6 @@ _LEAST_SECONDS = 1.0
 
 _FIND_SHARE = 0.5
 """The share of the time for finding devices; the rest is for trying them."""
-
-_Tell = Callable[[DeviceCapabilities], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    end: float
-    measure: bool
-    backend: str | None
-    allow_software: bool
 
 
 def device_capabilities(
@@ -69,7 +59,6 @@ def device_capabilities(
     """
     seconds = max(_LEAST_SECONDS, timeout_seconds)
     end = time.monotonic() + seconds
-    question = _Question(end=end, measure=measure, backend=backend, allow_software=allow_software)
     answers: queue.SimpleQueue[DeviceCapabilities | str] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -77,7 +66,7 @@ def device_capabilities(
         unknown, or nothing.
         """
         try:
-            _probe(question, answers.put)
+            _probe(answers.put, end, measure, backend, allow_software)
         except Exception as error:  # noqa: BLE001 - the caller expects no exceptions
             reason = f"the probe failed with {type(error).__name__}: {error}"
             _log.warning("%s", reason)
@@ -100,7 +89,13 @@ def device_capabilities(
     return latest or unknown_node(reason or f"there was no result within {seconds:g} s")
 
 
-def _probe(question: _Question, tell: _Tell) -> None:
+def _probe(
+    tell: Callable[[DeviceCapabilities], None],
+    end: float,
+    measure: bool,
+    backend: str | None,
+    allow_software: bool,
+) -> None:
     # Imported here, since a module may fail to load.
     from potluck.capabilities.describe import describe_node
     from potluck.engines.backends import BACKENDS
@@ -120,18 +115,17 @@ def _probe(question: _Question, tell: _Tell) -> None:
     from potluck.types.unit import backend_of
 
     model = machine_name(THIS_MACHINE) or _unnamed_machine()
-    backend = question.backend
     options = ProbeOptions(
         backends=BACKENDS,
         num_threads=default_num_threads(),
-        measuring=Measuring.IF_UNKNOWN if question.measure else Measuring.NEVER,
-        deadline_seconds=_FIND_SHARE * (question.end - time.monotonic()),
-        allow_software=question.allow_software,
+        measuring=Measuring.IF_UNKNOWN if measure else Measuring.NEVER,
+        deadline_seconds=_FIND_SHARE * (end - time.monotonic()),
+        allow_software=allow_software,
         requested_backend=None if backend is None else backend_of(backend),
     )
 
     def send_report(report: ProbeReport) -> None:
-        units = choose_units(report, requested=backend, allow_software=question.allow_software)
+        units = choose_units(report, requested=backend, allow_software=allow_software)
         tell(describe_node(report, model, units, waiting_devices(report, options)))
 
     send_report(files_report(THIS_MACHINE))

@@ -31,15 +31,6 @@ _MOST_LAYERS = 4
 """A bridge on a VLAN on a bond on a card."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpAddress:
-    """The address at which clients are served, and the file with their keys."""
-
-    host: str
-    port: int
-    key_file: Path | None
-
-
 def listen_address(listen: str | None, connect: Sequence[Address], *, is_open: bool) -> Address:
     """Return the requested address, or else this machine's address as members see it, or
     loopback.
@@ -172,14 +163,14 @@ def _source_address(host: str, port: int) -> str | None:
         return None
 
 
-def parse_http(text: str, key_file: Path | None) -> HttpAddress:
-    """Parse ``HOST:PORT`` of ``--http``. Raise ``ParameterError`` if it is malformed."""
+def parse_http(text: str) -> tuple[str, int]:
+    """Return the host and the port of ``--http``. Raise ``ParameterError`` if it is malformed."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise ParameterError(
             "http", f"--http {text} is not of the form HOST:PORT", hint="for example 127.0.0.1:7334"
         )
-    return HttpAddress(host=host.strip("[]"), port=int(port), key_file=key_file)
+    return host.strip("[]"), int(port)
 
 
 def parse_size(text: str, option: str = "memory-limit") -> int:

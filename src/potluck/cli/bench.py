@@ -28,7 +28,7 @@ from potluck.cli.options import (
     resolve_draft,
     settings,
 )
-from potluck.cli.output import emit_json, opened_model, print_lines, progress_bar
+from potluck.cli.output import emit, opened_model, progress_bar
 from potluck.cli.spec_options import Quant
 from potluck.errors import ParameterError
 from potluck.types.choices import NGRAM, OFF
@@ -127,10 +127,7 @@ def bench(
         _check_states(opened, workload)
         result = _measure(opened, workload, repeats, drafts=drafts)
         document = bench_document(opened, workload, result)
-    if json:
-        emit_json(document)
-        return
-    print_lines(bench_lines(document))
+    emit(document, bench_lines(document), as_json=json)
 
 
 def _check_draft(option: str | None) -> None:
@@ -145,8 +142,6 @@ def _check_draft(option: str | None) -> None:
 
 
 def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) -> BenchResult:
-    from rich.progress import BarColumn, TextColumn
-
     from potluck.cli.bench_report import BenchResult
     from potluck.engines.native.engine import NativeEngine
     from potluck.local.bounds import Bounds
@@ -156,7 +151,7 @@ def _measure(model: Model, workload: Workload, repeats: int, *, drafts: bool) ->
     runs: list[Run] = []
     limits: list[Limits] = []
     with (
-        progress_bar(TextColumn("{task.description}"), BarColumn()) as bar,
+        progress_bar() as bar,
         closing(Measurement(model, workload)) as measurement,
     ):
         task = bar.add_task("filling the context", total=1.0)

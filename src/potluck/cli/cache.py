@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import typer
 
 from potluck.cli.addresses import parse_size
 from potluck.cli.options import JsonOption, settings
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, emit_json, note
 from potluck.cli.tables import table
 from potluck.errors import UsageError
-from potluck.store.content_store import (
-    ContentStore,
-    StoredFile,
-    default_limit_bytes,
-    default_store_folder,
-)
+from potluck.store.content_store import ContentStore, default_limit_bytes, default_store_folder
 from potluck.types.document import Count, Document, Sha256Text, document_of
 from potluck.types.quantities import format_bytes
 
@@ -40,12 +35,8 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    store = own_store(os.environ)
-    files = store.listing()
-    if json:
-        emit_json(cache_document(store, files, removed_bytes=None))
-        return
-    print_lines(cache_lines(store, files, now=time.time()))
+    document = cache_document(own_store(os.environ), removed_bytes=None)
+    emit(document, cache_lines(document, now=time.time()), as_json=json)
 
 
 @cache.command()
@@ -69,13 +60,12 @@ def prune(
     to_bytes = 0 if to is None else parse_size(to, "to")
     store = own_store(os.environ)
     removed_bytes = store.prune(to_bytes)
-    files = store.listing()
+    document = cache_document(store, removed_bytes=removed_bytes)
     if json:
-        emit_json(cache_document(store, files, removed_bytes=removed_bytes))
+        emit_json(document)
         return
-    kept_bytes = _held_bytes(files)
-    note(f"removed {format_bytes(removed_bytes)}; {format_bytes(kept_bytes)} remain")
-    if kept_bytes > to_bytes:
+    note(f"removed {format_bytes(removed_bytes)}; {format_bytes(document.held_bytes)} remain")
+    if document.held_bytes > to_bytes:
         note("the rest is in use: undeploy models, or stop this node with potluck down")
 
 
@@ -91,25 +81,25 @@ def own_store(environ: Mapping[str, str]) -> ContentStore:
     return ContentStore(folder, default_limit_bytes(folder) if limit_bytes is None else limit_bytes)
 
 
-def cache_lines(store: ContentStore, files: Sequence[StoredFile], now: float) -> Iterator[str]:
+def cache_lines(document: CacheDocument, now: float) -> Iterator[str]:
     """Return a table of the files in the store, and a line with their sum."""
-    if files:
+    if document.files:
         rows = [("FILE", "SHA-256", "KEPT", "OF", "USED", "STATE")]
         rows += [
             (
                 file.label or "?",
-                file.content.sha256[:_SHORT_HASH],
+                file.sha256[:_SHORT_HASH],
                 format_bytes(file.held_bytes),
-                format_bytes(file.content.num_bytes),
+                format_bytes(file.bytes),
                 _age(now - file.used_at),
                 _state(file),
             )
-            for file in files
+            for file in document.files
         ]
         yield from table(rows)
     yield (
-        f"{format_bytes(_held_bytes(files))} of at most {format_bytes(store.limit_bytes)} "
-        f"in {store.folder}"
+        f"{format_bytes(document.held_bytes)} of at most {format_bytes(document.limit_bytes)} "
+        f"in {document.path}"
     )
 
 
@@ -147,14 +137,13 @@ class CacheDocument(Document, frozen=True, kw_only=True):
     """The most recently used file first."""
 
 
-def cache_document(
-    store: ContentStore, files: Sequence[StoredFile], *, removed_bytes: int | None
-) -> CacheDocument:
+def cache_document(store: ContentStore, *, removed_bytes: int | None) -> CacheDocument:
     """Return the document of ``potluck cache --json``."""
+    files = store.listing()
     return CacheDocument(
         path=str(store.folder),
         limit_bytes=store.limit_bytes,
-        held_bytes=_held_bytes(files),
+        held_bytes=sum(file.held_bytes for file in files),
         removed_bytes=removed_bytes,
         files=tuple(
             document_of(CachedFile, file, sha256=file.content.sha256, bytes=file.content.num_bytes)
@@ -163,11 +152,7 @@ def cache_document(
     )
 
 
-def _held_bytes(files: Sequence[StoredFile]) -> int:
-    return sum(file.held_bytes for file in files)
-
-
-def _state(file: StoredFile) -> str:
+def _state(file: CachedFile) -> str:
     words = ["in use"] if file.is_in_use else []
     return ", ".join([*words, "verified" if file.is_verified else "not fully verified"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from potluck.cli.output import note
@@ -12,23 +12,17 @@ from potluck.errors import PromptTooLongError
 from potluck.types.text import ChatMessage
 
 if TYPE_CHECKING:
-    from potluck.local import Generation, Model, SamplingOptions
+    from potluck.local import Generation
+
+    Answer = Callable[[Sequence[ChatMessage]], Generation]
 
 _HELP = "Type a message. /clear clears the history, /exit or Ctrl-D quits, Ctrl-C stops an answer."
 
 
-def chat_loop(
-    model: Model,
-    *,
-    system: str | None,
-    max_tokens: int | None,
-    stop: Sequence[str] | None,
-    sampling: SamplingOptions,
-) -> None:
-    """Read messages and stream answers until the end of input."""
+def chat_loop(answer: Answer, opening: Sequence[ChatMessage]) -> None:
+    """Read messages after ``opening`` and stream answers until the end of input."""
     with contextlib.suppress(ImportError):  # some builds of Python lack it
         import readline  # noqa: F401 - gives input() line editing and history
-    opening = [] if system is None else [ChatMessage(role="system", content=system)]
     messages = list(opening)
     note(_HELP)
     while (line := _read_line()) is not None:
@@ -41,7 +35,7 @@ def chat_loop(
         if not line:
             continue
         messages.append(ChatMessage(role="user", content=line))
-        generation = _start(model, messages, len(opening), max_tokens, stop, sampling)
+        generation = _start(answer, messages, len(opening))
         messages.append(ChatMessage(role="assistant", content=_stream(generation)))
 
 
@@ -57,19 +51,12 @@ def _read_line() -> str | None:
             print()
 
 
-def _start(
-    model: Model,
-    messages: list[ChatMessage],
-    num_opening: int,
-    max_tokens: int | None,
-    stop: Sequence[str] | None,
-    sampling: SamplingOptions,
-) -> Generation:
+def _start(answer: Answer, messages: list[ChatMessage], num_opening: int) -> Generation:
     """Ask for an answer; the oldest turns are dropped from ``messages`` when they do not fit."""
     num_dropped = 0
     while True:
         try:
-            generation = model.chat(messages, max_tokens=max_tokens, stop=stop or (), **sampling)
+            generation = answer(messages)
         except PromptTooLongError:
             if len(messages) - num_opening <= 1:
                 raise

@@ -17,7 +17,7 @@ from potluck.cli.options import (
     StatesOption,
     settings,
 )
-from potluck.cli.output import emit_json, print_lines
+from potluck.cli.output import emit
 from potluck.cli.spec_options import Quant
 from potluck.cli.tables import states_text, table
 from potluck.types.memory import MemoryLimit
@@ -52,10 +52,7 @@ def check(
         quantization=quant.quantization,
         limit=None if memory_limit is None else _limit(memory_limit),
     )
-    if json:
-        emit_json(checked)
-    else:
-        print_lines(check_lines(checked))
+    emit(checked, check_lines(checked), as_json=json)
     if not checked.runs:
         raise typer.Exit(1)
 

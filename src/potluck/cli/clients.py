@@ -6,19 +6,20 @@ import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from potluck.cli.addresses import DEFAULT_HTTP_PORT, LOOPBACK, HttpAddress, parse_http
+from potluck.cli.addresses import DEFAULT_HTTP_PORT, LOOPBACK, parse_http
 from potluck.cli.options import settings
 from potluck.cli.output import note
 from potluck.errors import UsageError
 from potluck.host.uname import host_name
 
 if TYPE_CHECKING:
+    from potluck.api.config import ApiConfig
     from potluck.cluster.agent.console import AgentConsole
     from potluck.cluster.agent.gateway import AgentGateway
     from potluck.cluster.agent.state import StateDirectory
@@ -105,13 +106,10 @@ StrictToolsOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """How clients are served. ``tls`` is None without TLS, and also where it is automatic."""
+    """How clients are served: ``config`` lacks the keys in ``key_file``, and automatic TLS."""
 
-    address: HttpAddress
-    cors_origins: frozenset[str]
-    dropped_system_lines: tuple[str, ...]
-    strict_tools: bool
-    tls: ssl.SSLContext | None
+    config: ApiConfig
+    key_file: Path | None
     is_tls_auto: bool
 
 
@@ -142,6 +140,7 @@ def clients_of(
         if useless is not None:
             raise UsageError(f"{useless} has no effect with --no-http", hint="omit one of them")
         return None
+    from potluck.api.config import ApiConfig
     from potluck.api.cors import checked_origin  # and the web framework, only where it serves
 
     if tls not in (None, _AUTO):
@@ -155,14 +154,16 @@ def clients_of(
         )
     if (tls_cert is None) is not (tls_key is None):
         raise UsageError("--tls-cert and --tls-key must be used together", hint="set both")
-    return Clients(
-        address=parse_http(http, api_key_file),
+    host, port = parse_http(http)
+    config = ApiConfig(
+        host=host,
+        port=port,
         cors_origins=frozenset(map(checked_origin, cors_origin or ())),
         dropped_system_lines=_dropped(drop_system_line),
         strict_tools=strict_tools or settings().strict_tools,
         tls=None if tls_cert is None or tls_key is None else _tls_of_files(tls_cert, tls_key),
-        is_tls_auto=tls is not None,
     )
+    return Clients(config=config, key_file=api_key_file, is_tls_auto=tls is not None)
 
 
 async def serve_clients(
@@ -175,27 +176,18 @@ async def serve_clients(
 ) -> str:
     """Serve clients until ``opened`` is closed; return the address."""
     from potluck.api.app import Page
-    from potluck.api.config import ApiConfig
     from potluck.api.keys import ApiKeys, create_api_key
     from potluck.api.server import serve
     from potluck.dashboard.assets import assets
 
-    address = clients.address
-    keys = None
-    if address.key_file is not None:
-        if not address.key_file.exists():
-            key = create_api_key(address.key_file, "first")
-            note(f"API key (only its hash is stored, in {address.key_file}): {key}")
-        keys = ApiKeys.load(address.key_file)
-    config = ApiConfig(
-        host=address.host,
-        port=address.port,
-        keys=keys,
-        dropped_system_lines=clients.dropped_system_lines,
-        strict_tools=clients.strict_tools,
-        cors_origins=clients.cors_origins,
-        tls=_automatic_tls(identity, address.host, state) if clients.is_tls_auto else clients.tls,
-    )
+    config, key_file = clients.config, clients.key_file
+    if key_file is not None:
+        if not key_file.exists():
+            key = create_api_key(key_file, "first")
+            note(f"API key (only its hash is stored, in {key_file}): {key}")
+        config = replace(config, keys=ApiKeys.load(key_file))
+    if clients.is_tls_auto:
+        config = replace(config, tls=_automatic_tls(identity, config.host, state))
     await opened.enter_async_context(console.running())
     page = Page(console=console, assets=assets())
     url: str = await opened.enter_async_context(serve(gateway, config, page))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.cli.options import JsonOption, ModelArgument, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines, progress_bar
+from potluck.cli.output import emit, emit_json, note, print_lines, progress_bar
 from potluck.cli.placing import (
     cluster_state,
     deploy_params,
@@ -52,8 +52,6 @@ ReplaceOption = Annotated[
         "and undeploy the other when its requests are done. Both need memory meanwhile.",
     ),
 ]
-
-_NOTHING: Mapping[str, Any] = {}
 
 
 @takes_settings()
@@ -99,13 +97,11 @@ def deployed(
 
     Blocking. Raises what prevents it.
     """
-    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import DownloadColumn
 
     names = node_names(directory)
     result: dict[str, Any] = {}
-    with progress_bar(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True)
-    ) as bar:
+    with progress_bar(DownloadColumn(binary_units=True)) as bar:
         task = bar.add_task("placing", total=None)
         params = {**request, **layout_params(directory, layout)}
         nodes: dict[str, TaskID] = {}
@@ -145,17 +141,19 @@ def undeploy(
 def ps(json: JsonOption = False, state: StateOption = None) -> None:
     """Show nodes, units, deployments and stages."""
     result = cluster_state(state_directory(state))
-    if json:
-        emit_json(result)
-        return
-    result = names_of(result["nodes"]).in_document(result)
-    print_lines(node_lines(result))
-    for deployment in result["deployments"]:
-        print()
-        print_lines(deployment_lines(deployment))
-        print_lines(speed_lines(deployment))
-    if not result["deployments"]:
-        print("\nnothing is deployed; deploy a model with potluck deploy MODEL")
+    emit(result, _cluster_lines(result), as_json=json)
+
+
+def _cluster_lines(cluster: dict[str, Any]) -> Iterator[str]:
+    named = names_of(cluster["nodes"]).in_document(cluster)
+    yield from node_lines(named)
+    for deployment in named["deployments"]:
+        yield ""
+        yield from deployment_lines(deployment)
+        yield from speed_lines(deployment)
+    if not named["deployments"]:
+        yield ""
+        yield "nothing is deployed; deploy a model with potluck deploy MODEL"
 
 
 def down(state: StateOption = None) -> None:
@@ -181,7 +179,7 @@ def speed_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     yield "speed, measured (predicted):"
     if stages:
         yield from table([_header(prediction), *(_row(stage, prediction) for stage in stages)])
-    yield from _total_lines(prediction or _NOTHING, measured)
+    yield from _total_lines(prediction or {}, measured)
 
 
 def _header(prediction: Mapping[str, Any] | None) -> list[str]:
@@ -193,7 +191,7 @@ def _row(stage: Mapping[str, Any], prediction: Mapping[str, Any] | None) -> list
     names = ["decode_seconds", "loaded_seconds", "prefill_seconds_per_token"]
     if not _loaded_sequences(prediction):
         names.remove("loaded_seconds")
-    measured, predicted = stage["measured"], stage["predicted"] or _NOTHING
+    measured, predicted = stage["measured"], stage["predicted"] or {}
     times = [_beside(measured[name], predicted.get(name), format_seconds) for name in names]
     # Members of a group exchange what they compute during a step; only their leader sends it on.
     hop = None if is_led(stage) else predicted.get("hop_seconds")

@@ -20,7 +20,7 @@ from potluck.cli.options import (
     settings,
     state_directory,
 )
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, note
 from potluck.errors import PotluckError, UsageError
 from potluck.probe.doctor.case import Finding, Severity
 from potluck.types.document import Document
@@ -129,13 +129,11 @@ def report(case: Case, names: NodeNames = _NO_NAMES, *, as_json: bool) -> int:
         )
         for finding in examine(case)
     ]
-    if as_json:
-        is_cluster_checked = case.cluster is not None
-        emit_json(DoctorDocument(is_cluster_checked=is_cluster_checked, findings=tuple(findings)))
-    else:
-        print_lines(finding_lines(findings))
-        if case.cluster is None:
-            note("no agent runs here: checks that involve other nodes need potluck up")
+    is_checked = case.cluster is not None
+    document = DoctorDocument(is_cluster_checked=is_checked, findings=tuple(findings))
+    emit(document, finding_lines(findings), as_json=as_json)
+    if not (as_json or is_checked):
+        note("no agent runs here: checks that involve other nodes need potluck up")
     return int(any(finding.severity is Severity.PREVENTS for finding in findings))
 
 

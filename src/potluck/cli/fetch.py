@@ -47,13 +47,14 @@ def fetch(
 
     with _progress(model) as advance:
         found, fetched = fetch_model(model, only=file or (), on_fetch=advance)
+    document = _document(found, fetched)
     if json:
-        emit_json(_document(found, fetched))
+        emit_json(document)
         return
     came = [each for each in fetched if each.fetched_bytes]
     note(
-        f"downloaded {format_bytes(_fetched_bytes(fetched))} in {format_count(len(came), 'file')}; "
-        f"{format_bytes(_present_bytes(fetched))} were already present"
+        f"downloaded {format_bytes(document.fetched_bytes)} in {format_count(len(came), 'file')}; "
+        f"{format_bytes(document.present_bytes)} were already present"
     )
     print(found.path)
 
@@ -61,32 +62,13 @@ def fetch(
 @contextmanager
 def _progress(model: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     with progress_bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()
     ) as bar:
         task = bar.add_task(f"downloading {model}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _fetched_bytes(files: Sequence[FetchedFile]) -> int:
-    return sum(each.fetched_bytes for each in files)
-
-
-def _present_bytes(files: Sequence[FetchedFile]) -> int:
-    """Return the bytes that were present before; leftovers that were discarded do not count."""
-    return sum(max(0, each.num_bytes - each.fetched_bytes) for each in files)
 
 
 class FetchedFileDocument(Document, frozen=True, kw_only=True):
@@ -125,6 +107,7 @@ def _document(found: ModelFiles, fetched: Sequence[FetchedFile]) -> FetchDocumen
             document_of(FetchedFileDocument, each, path=str(each.path), bytes=each.num_bytes)
             for each in fetched
         ),
-        fetched_bytes=_fetched_bytes(fetched),
-        present_bytes=_present_bytes(fetched),
+        fetched_bytes=sum(each.fetched_bytes for each in fetched),
+        # Leftovers that were discarded do not count.
+        present_bytes=sum(max(0, each.num_bytes - each.fetched_bytes) for each in fetched),
     )

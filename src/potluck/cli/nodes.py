@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, note
 from potluck.cli.placing import result_of
 from potluck.cli.tables import table
 
@@ -33,10 +33,7 @@ def show(
     if context.invoked_subcommand is not None:
         return
     result = result_of(state_directory(state), "nodes", {})
-    if json:
-        emit_json(result)
-        return
-    print_lines(node_lines(result))
+    emit(result, node_lines(result), as_json=json)
 
 
 @nodes.command()

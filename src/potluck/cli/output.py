@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from potluck.cli.settings import NodeSettings
-    from potluck.local import LoadPlan, LoadProgress, Model
+    from potluck.local import LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
     from potluck.types.document import Document
 
@@ -48,13 +48,31 @@ def print_lines(lines: Iterable[str]) -> None:
         print(line)
 
 
+def emit(document: Document | dict[str, object], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a JSON document, or else ``lines``, which tell the same to a person."""
+    if as_json:
+        emit_json(document)
+    else:
+        print_lines(lines)
+
+
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """Return a progress bar on stderr that disappears at its end; only shown on a terminal."""
+    """Return a progress bar on stderr that disappears at its end; only shown on a terminal.
+
+    ``columns`` follow the description and the bar.
+    """
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 @contextmanager
@@ -75,7 +93,7 @@ def opened_model(
     default_states: int | None,
     draft: str = OFF,
 ) -> Iterator[Model]:
-    """Open a model with a progress bar, close it at the end.
+    """Open a model with a progress bar, close it at the end; say how it is quantized.
 
     The settings ``chosen`` apply where the options ``threads``, ``backend``, ``allow_software`` and
     ``arithmetic`` are not given.
@@ -85,16 +103,12 @@ def opened_model(
     backend = resolve_backend(backend, chosen)
     arithmetic = resolve_arithmetic(arithmetic, chosen)
 
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
     from potluck.local import Model
+    from potluck.weights.load import remark_lines
 
-    bar = progress_bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
+    bar = progress_bar(DownloadColumn(binary_units=True), TransferSpeedColumn())
     task = bar.add_task(f"loading {name}", total=None, start=True)
 
     def advance(progress: LoadProgress) -> None:
@@ -134,16 +148,8 @@ def opened_model(
     finally:
         bar.stop()
     with model:
-        for line in quantization_lines(model.plan, is_auto=quantization is None):
-            note(line)
+        if quantization is None:
+            note(f"quant: {model.plan.size.quantization.value}")
+        for line in remark_lines(each for stage in model.plan.stages for each in stage.remarks):
+            note(f"quant: {line}")
         yield model
-
-
-def quantization_lines(plan: LoadPlan, *, is_auto: bool) -> Iterator[str]:
-    """Yield what ``--quant auto`` chose, and the weights with another format than requested."""
-    from potluck.weights.load import remark_lines
-
-    if is_auto:
-        yield f"quant: {plan.size.quantization.value}"
-    for line in remark_lines(remark for stage in plan.stages for remark in stage.remarks):
-        yield f"quant: {line}"

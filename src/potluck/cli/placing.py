@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from potluck.cli.options import settings
 from potluck.cli.settings import configured
@@ -70,17 +71,7 @@ def layout_params(state: StateDirectory, layout: str | None) -> dict[str, Any]:
 
     written = parse_layout(layout)
     stages = resolve_layout(written, [*_layout_nodes(cluster_state(state)["nodes"])])
-    return {
-        "layout": [
-            {
-                "node_id": stage.node_id,
-                "unit_id": stage.unit_id,
-                "num_layers": stage.num_layers,
-                "part": None if stage.part is None else asdict(stage.part),
-            }
-            for stage in stages
-        ]
-    }
+    return {"layout": msgspec.to_builtins(stages)}
 
 
 def cluster_state(state: StateDirectory) -> dict[str, Any]:

@@ -45,6 +45,8 @@ from potluck.types.quantities import format_bytes, format_number, format_rate
 from potluck.types.unit import ChosenUnit, Interface, backend_of
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from potluck.probe.node_host import NodeHost
     from potluck.probe.probe import OnProgress
 
@@ -315,14 +317,12 @@ def _bar(*, is_shown: bool) -> Iterator[OnProgress]:
     if not is_shown:
         yield lambda unit_id, done: None
         return
-    from rich.progress import BarColumn, TaskID, TextColumn
-
     tasks: dict[str, TaskID] = {}
-    with progress_bar(TextColumn("measuring {task.description}"), BarColumn()) as bar:
+    with progress_bar() as bar:
 
         def advance(unit_id: str, done: float) -> None:
             if unit_id not in tasks:
-                tasks[unit_id] = bar.add_task(unit_id, total=1.0)
+                tasks[unit_id] = bar.add_task(f"measuring {unit_id}", total=1.0)
             bar.update(tasks[unit_id], completed=done)
 
         yield advance

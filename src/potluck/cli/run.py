@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +37,7 @@ from potluck.types.sampling import default_sampling
 from potluck.types.text import ChatMessage
 
 if TYPE_CHECKING:
-    from potluck.local import Generation, Model, SamplingOptions
+    from potluck.local import SamplingOptions
 
 
 def run(
@@ -226,12 +227,20 @@ def run(
                 note(line)
         recommended = default_sampling(opened.description.sampling_defaults)
         chosen_line = sampling_line(recommended | sampling)
+        opening = [] if system is None else [ChatMessage(role="system", content=system)]
+        answer = partial(opened.chat, max_tokens=max_tokens, stop=stop or (), **sampling)
         if is_conversation:
             note(chosen_line)
-            chat_loop(opened, system=system, max_tokens=max_tokens, stop=stop, sampling=sampling)
+            chat_loop(answer, opening)
             return
         text = sys.stdin.read() if prompt is None else prompt
-        generation = _start(opened, text, chat, system, max_tokens, stop, output_grammar, sampling)
+        if chat:
+            messages = [*opening, ChatMessage(role="user", content=text)]
+            generation = answer(messages, grammar=output_grammar)
+        else:
+            generation = opened.generate(
+                text, max_tokens=max_tokens, stop=stop or (), grammar=output_grammar, **sampling
+            )
         if json:
             emit_json(run_document(opened, generation, load_seconds=load_seconds))
             return
@@ -242,25 +251,6 @@ def run(
             generation.result().timings, load_seconds=load_seconds, experts=opened.expert_use
         )
         note(f"{figures}; {chosen_line}")
-
-
-def _start(
-    model: Model,
-    text: str,
-    chat: bool,
-    system: str | None,
-    max_tokens: int | None,
-    stop: list[str] | None,
-    grammar: str | None,
-    sampling: SamplingOptions,
-) -> Generation:
-    if not chat:
-        return model.generate(
-            text, max_tokens=max_tokens, stop=stop or (), grammar=grammar, **sampling
-        )
-    messages = [] if system is None else [ChatMessage(role="system", content=system)]
-    messages.append(ChatMessage(role="user", content=text))
-    return model.chat(messages, max_tokens=max_tokens, stop=stop or (), grammar=grammar, **sampling)
 
 
 def _grammar(json_schema: Path | None, grammar: Path | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from potluck.cli.cluster import deploy, deploy_request, deployed
@@ -41,7 +41,9 @@ def serve(**options: Any) -> None:
     across that cluster, otherwise on this node alone. Ctrl-C stops both; potluck down hands the
     model over to other nodes first.
     """
-    of_agent = _taken(up, {**options, "no_store": options["keep_weights"]})
+    names_of_up = inspect.signature(up).parameters.keys() - _NOT_OF_SERVE
+    taken = {**options, "no_store": options["keep_weights"]}
+    of_agent = {name: taken[name] for name in names_of_up}
     given = {name: options[name] for name in settings_of(DeploymentSpec) if name in options}
     request = deploy_request(
         options["model"], given, name=options["name"], replace=options["replace"]
@@ -98,22 +100,14 @@ async def _joined(agent: Agent) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _taken(command: Callable[..., None], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that ``command`` accepts."""
-    names = inspect.signature(command).parameters
-    return {name: options[name] for name in names if name not in _NOT_OF_SERVE}
-
-
-def _with_options_of(
-    function: Callable[..., None], commands: Iterable[Callable[..., None]]
-) -> None:
-    """Give ``function`` the parameters of ``commands``, from which Typer makes its options."""
-    parameters: dict[str, inspect.Parameter] = {}
-    for command in commands:
-        for name, parameter in inspect.signature(command).parameters.items():
-            if name not in _NOT_OF_SERVE | _OF_BOTH:
-                parameters[name] = parameter
-    declare_parameters(function, list(parameters.values()))
-
-
-_with_options_of(serve, (deploy, up))
+declare_parameters(
+    serve,
+    [
+        parameter
+        for name, parameter in {
+            **inspect.signature(deploy).parameters,
+            **inspect.signature(up).parameters,
+        }.items()
+        if name not in _NOT_OF_SERVE | _OF_BOTH
+    ],
+)

@@ -138,7 +138,8 @@ def spec_params(
 
 def parse(setting: Setting, value: Any) -> Any:
     """Return the value of a field for that of its option or key."""
-    return _PARSERS.get(setting.parse, _unchanged)(value)
+    parser = _PARSERS.get(setting.parse)
+    return value if parser is None else parser(value)
 
 
 def parse_units(text: object) -> object:
@@ -170,10 +171,6 @@ def _parse_disk_size(size: int | str) -> int:
     from potluck.cli.addresses import parse_size  # imported late: every command reads settings
 
     return parse_size(size, "cache-disk")
-
-
-def _unchanged(value: object) -> object:
-    return value
 
 
 _PARSERS: Mapping[str, Callable[[Any], object]] = {

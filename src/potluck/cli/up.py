@@ -9,9 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from potluck.cluster.agent.service import Agent
     from potluck.cluster.agent.state import StateDirectory
     from potluck.cluster.network.membership import Address
+    from potluck.cluster.network.trust.secret import Secret
     from potluck.types.cluster import NodeId
 
 
@@ -80,28 +80,28 @@ def is_shown(stream: TextIO | None, *, is_requested: bool) -> bool:
 
 def invitation(
     address: str,
+    secret: Secret | None,
     *,
-    secret: str | None,
+    is_secret_shown: bool,
     secret_file: Path | None,
     multicast: bool,
-    is_invited: bool = False,
 ) -> Iterator[str]:
-    """Yield the lines that tell how to add machines. ``secret`` is None if it must not be shown; a
-    node that ``is_invited`` has no secret and cannot invite others.
+    """Yield the lines that tell how to add machines; none without a ``secret``: a node that was
+    invited cannot invite others.
 
     ``secret_file`` is where this node keeps the secret, None if it was given one. ``multicast``:
     others may find this node without its ``address``.
     """
-    if is_invited:
+    if secret is None:
         return
     yield "to set up another machine, run potluck invite in another terminal"
-    prefix = "" if secret is None else f"{SECRET_VARIABLE}={secret} "
-    yield f"where Potluck is installed{', with the same secret' if secret is None else ''}, run:"
+    prefix = f"{SECRET_VARIABLE}={secret.text} " if is_secret_shown else ""
+    yield f"where Potluck is installed{'' if is_secret_shown else ', with the same secret'}, run:"
     yield f"  {prefix}potluck up --join {address}"
     if multicast:
         yield "or, if the network supports multicast:"
         yield f"  {prefix}potluck up --lan"
-    if secret is None and secret_file is not None:
+    if secret_file is not None and not is_secret_shown:
         yield f"the secret is in {secret_file} (--show-secret prints it here)"
 
 
@@ -244,23 +244,11 @@ def run_agent(
             packed_cache_bytes=chosen.packed_cache_bytes,
             weights_store_bytes=0 if no_store else chosen.weights_store,
         )
-        invite = partial(
-            invitation,
-            secret=credentials.secret.text
-            if credentials.secret is not None
-            and credentials.is_own
-            and is_shown(sys.stderr, is_requested=show_secret)
-            else None,
-            secret_file=directory.secret if credentials.is_own else None,
-            multicast=is_multicast,
-            is_invited=credentials.secret is None,
-        )
         raise_descriptor_limit()
         limit_arenas()
         skip_finalization()
-        # Its members are found by multicast alone, which may not pass.
-        is_searching = is_multicast and credentials.secret is not None and not credentials.is_own
-        asyncio.run(_run(config, directory, clients, invite, task, is_searching=is_searching))
+        is_secret_shown = is_shown(sys.stderr, is_requested=show_secret)
+        asyncio.run(_run(config, directory, clients, task, credentials.is_own, is_secret_shown))
 
 
 def up(**options: Any) -> None:
@@ -285,10 +273,9 @@ async def _run(
     config: AgentConfig,
     directory: StateDirectory,
     clients: Clients | None,
-    invite: Callable[[str], Iterable[str]],
     task: AgentTask | None,
-    *,
-    is_searching: bool,
+    is_secret_own: bool,
+    is_secret_shown: bool,
 ) -> None:
     from potluck.cluster.agent.console import AgentConsole
     from potluck.cluster.agent.control import serve_control
@@ -322,10 +309,17 @@ async def _run(
         if task is None:
             print(address, flush=True)
         note(up_line(agent.node_id, agent.membership.address))
-        if not config.listen.is_loopback and config.secret is not None:
-            for line in invite(str(agent.membership.address)):
+        if not config.listen.is_loopback:
+            for line in invitation(
+                str(agent.membership.address),
+                config.secret,
+                is_secret_shown=is_secret_own and is_secret_shown,
+                secret_file=directory.secret if is_secret_own else None,
+                multicast=config.multicast,
+            ):
                 note(line)
-        if is_searching:
+        # Its members are found by multicast alone, which may not pass.
+        if config.multicast and config.secret is not None and not is_secret_own:
             alone = asyncio.ensure_future(note_if_alone(agent.membership.nodes))
             opened.callback(alone.cancel)
         if task is None or await _before(_begun(task, agent), ending):

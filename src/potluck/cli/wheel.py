@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines
+from potluck.cli.output import emit, note
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
@@ -86,7 +87,13 @@ def check_on(
     Of ``silent`` nodes nothing is known but that they are there. Raises ``UsageError``,
     ``WheelFileError``, ``WheelDownloadError``.
     """
-    from potluck.cli.wheel_document import is_usable, release_line, wheel_document
+    from potluck.cli.wheel_document import (
+        is_usable,
+        release_line,
+        report_lines,
+        short_lines,
+        wheel_document,
+    )
     from potluck.portability.checks.host_check import HostCheck, check_on_hosts
     from potluck.portability.checks.needs import cached_needs, default_needs_folder
     from potluck.portability.checks.prepared_wheel import PreparedWheel
@@ -105,26 +112,11 @@ def check_on(
             is_good = is_good and is_usable(found)
             if not Path(argument).exists():
                 releases += _working_releases(argument, found, checks, folder)
-    if as_json:
-        reports = [each for group in groups for each in group]
-        emit_json(wheel_document(reports, hosts, silent, releases))
-    else:
-        print_lines((*_lines(groups, is_short=is_short), *map(release_line, releases)))
-        print_lines(silent_lines(silent))
+    document = wheel_document(chain.from_iterable(groups), hosts, silent, releases)
+    lines = short_lines(groups) if is_short else report_lines(groups)
+    others = chain(map(release_line, releases), silent_lines(silent))
+    emit(document, chain(lines, others), as_json=as_json)
     return 0 if is_good else 1
-
-
-def _lines(groups: Sequence[Sequence[WheelReport]], *, is_short: bool) -> Iterator[str]:
-    from potluck.cli.wheel_document import hidden_line, relevant_reports, short_lines, wheel_lines
-
-    if is_short:
-        yield from short_lines(groups)
-        return
-    relevant = relevant_reports(groups)
-    for report in relevant.reports:
-        yield from wheel_lines(report)
-    if hidden := hidden_line(relevant):
-        yield hidden
 
 
 def _projects(argument: str, hosts: Sequence[Host]) -> Sequence[Sequence[Path]]:

@@ -218,37 +218,25 @@ _SHOWN_FILES = 3
 """The number of files or features named in one message; the others are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelevantReports:
-    """Reports without the hosts of other architectures.
-
-    ``num_hidden_wheels`` are left out, and ``num_hidden_rows`` are hosts left out of the others.
-    """
-
-    reports: tuple[WheelReport, ...]
-    num_hidden_wheels: int
-    num_hidden_rows: int
-
-
-def relevant_reports(groups: Sequence[Sequence[WheelReport]]) -> RelevantReports:
-    """Return what to print of each group of wheels of one project.
+def report_lines(groups: Sequence[Sequence[WheelReport]]) -> Iterator[str]:
+    """Yield the wheels of each group, all of one project, and how much is left out.
 
     A host is left out of a wheel that is for another architecture and does not install there, if
-    the group has a wheel for the host's. If it has none, the host is kept, to say why.
+    the group has a wheel for the host's. If it has none, the host is kept, to say why. A wheel
+    without hosts is left out.
     """
-    wheels = [
-        (
-            report,
-            tuple(each for each in report.hosts if not _is_other_platform(report, each, group)),
-        )
-        for group in groups
-        for report in group
-    ]
-    return RelevantReports(
-        reports=tuple(replace(report, hosts=hosts) for report, hosts in wheels if hosts),
-        num_hidden_wheels=sum(not hosts for _, hosts in wheels),
-        num_hidden_rows=sum(len(report.hosts) - len(hosts) for report, hosts in wheels if hosts),
-    )
+    num_wheels = num_rows = 0
+    for group in groups:
+        for report in group:
+            hosts = [each for each in report.hosts if not _is_other_platform(report, each, group)]
+            if hosts:
+                num_rows += len(report.hosts) - len(hosts)
+                yield from _wheel_lines(replace(report, hosts=tuple(hosts)))
+            else:
+                num_wheels += 1
+    counts = ((num_wheels, "wheel"), (num_rows, "row"))
+    if left_out := [format_count(count, word) for count, word in counts if count]:
+        yield f"not shown: {' and '.join(left_out)} for other architectures (--json includes them)"
 
 
 def _is_other_platform(report: WheelReport, host: HostReport, group: Sequence[WheelReport]) -> bool:
@@ -266,22 +254,7 @@ def _machines(report: WheelReport) -> set[str]:
     return {each.machine for host in report.hosts[:1] for each in host.files if each.machine}
 
 
-def hidden_line(relevant: RelevantReports) -> str:
-    """Return how many wheels and hosts were left out; empty if none."""
-    counts = [
-        format_count(count, word)
-        for count, word in (
-            (relevant.num_hidden_wheels, "wheel"),
-            (relevant.num_hidden_rows, "row"),
-        )
-        if count
-    ]
-    if not counts:
-        return ""
-    return f"not shown: {' and '.join(counts)} for other architectures (--json includes them)"
-
-
-def wheel_lines(report: WheelReport) -> Iterator[str]:
+def _wheel_lines(report: WheelReport) -> Iterator[str]:
     """Yield one wheel: its promise, then the hosts; with a single host, the reasons in full."""
     yield report.file
     for minimum in report.minima:
@@ -386,17 +359,12 @@ def _host_lines(report: HostReport) -> Iterator[str]:
         yield f"      fix: {report.refusal.fix}"
     grouped: dict[Finding, list[str]] = {}
     for finding in report.findings:
-        grouped_finding = Finding(
-            code=finding.code,
-            severity=finding.severity,
-            message=finding.message,
-            fix=finding.fix,
-        )
-        grouped.setdefault(grouped_finding, []).append(finding.file)
-    for grouped_finding, files in grouped.items():
-        yield f"    {grouped_finding.severity.value}: {_files(files)}{grouped_finding.message}"
-        if grouped_finding.fix:
-            yield f"      fix: {grouped_finding.fix}"
+        alike = replace(finding, file="", library="", symbol="", feature="")
+        grouped.setdefault(alike, []).append(finding.file)
+    for alike, files in grouped.items():
+        yield f"    {alike.severity.value}: {_files(files)}{alike.message}"
+        if alike.fix:
+            yield f"      fix: {alike.fix}"
 
 
 def _files(files: Sequence[str]) -> str:

@@ -70,7 +70,9 @@ def chosen_hosts(
     if cluster is not None:
         hosts, silent = gather_hosts(cluster)
     else:
-        hosts, silent = [_named_host(each) for each in names or ()] or [_this_host()], []
+        from potluck.portability.hosts.installed import describe_host
+
+        hosts, silent = [_named_host(each) for each in names or ()] or [describe_host()], []
     if python:
         chosen = _chosen_python(python)
         hosts = [replace(each, python=chosen) for each in hosts]
@@ -146,10 +148,3 @@ def _named_host(text: str) -> Host:
         return read_host_file(path) if path.is_file() else load_shipped_host(text)
     except HostError as error:
         raise UsageError(f"--host {text}: {error.message}", hint=error.hint) from None
-
-
-def _this_host() -> Host:
-    """Return the description of this machine."""
-    from potluck.portability.hosts.installed import describe_host
-
-    return describe_host()

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit_json, note, print_lines
-from potluck.cli.wheel_hosts import (
-    HostOption,
-    PythonOption,
-    SilentNode,
-    chosen_hosts,
-    silent_lines,
-)
+from potluck.cli.output import emit, note
+from potluck.cli.wheel_hosts import HostOption, PythonOption, chosen_hosts, silent_lines
 from potluck.errors import UsageError
 from potluck.types.quantities import format_count
-
-if TYPE_CHECKING:
-    from potluck.portability.hosts.host import Host
 
 
 def plan(
@@ -82,7 +73,15 @@ def plan(
     or costs something, the newest versions per host. Nothing is installed. Exit code 1 if no
     versions work on a host, and with --cluster also if a node does not respond.
     """
+    from potluck.cli.wheel_plan_output import plan_document, plan_lines
+    from potluck.portability.checks.needs import default_needs_folder
+    from potluck.portability.hosts.installed import running_python
+    from potluck.portability.planning.index import WithLocalWheels
+    from potluck.portability.planning.pip_index import PipIndex
+    from potluck.portability.planning.plan import constraints_files, write_constraints
+    from potluck.portability.planning.planner import Planner
     from potluck.portability.planning.target import read_requirements_file
+    from potluck.portability.wheels.named_wheels import default_wheels_folder
 
     if host and cluster:
         raise UsageError(
@@ -95,67 +94,27 @@ def plan(
     if not texts:
         raise UsageError("no REQUIREMENT was given", hint="give a package, or a file with -r")
     hosts, silent = chosen_hosts(host, python, state_directory(state) if cluster else None)
-    raise typer.Exit(
-        plan_for(
-            hosts,
-            texts,
-            silent=silent,
-            output=output,
-            is_per_host=per_host,
-            with_variants=variants,
-            as_json=json,
-        )
-    )
-
-
-def plan_for(
-    hosts: Sequence[Host],
-    texts: Sequence[str],
-    *,
-    silent: Sequence[SilentNode],
-    output: Path | None,
-    is_per_host: bool,
-    with_variants: bool,
-    as_json: bool,
-) -> int:
-    """Plan, print and write; return the exit code.
-
-    Raises ``UsageError``, ``WheelDownloadError``.
-    """
-    from potluck.cli.wheel_plan_output import plan_document, plan_lines
-    from potluck.portability.checks.needs import default_needs_folder
-    from potluck.portability.hosts.installed import running_python
-    from potluck.portability.planning.index import WithLocalWheels
-    from potluck.portability.planning.pip_index import PipIndex
-    from potluck.portability.planning.plan import constraints_files, write_constraints
-    from potluck.portability.planning.planner import Planner
-    from potluck.portability.wheels.named_wheels import default_wheels_folder
-
-    paths = [Path(each) for each in texts if each.endswith(".whl")]
-    running = running_python()
     with PipIndex() as pip:
-        index = WithLocalWheels(pip, paths)
+        index = WithLocalWheels(pip, [Path(each) for each in texts if each.endswith(".whl")])
         planner = Planner(
             index,
             hosts,
-            default_python=running,
+            default_python=running_python(),
             folder=default_wheels_folder(os.environ),
             needs_folder=default_needs_folder(os.environ),
-            with_variants=with_variants,
+            with_variants=variants,
         )
         note(f"querying pip's package index for {format_count(len(hosts), 'host')}")
-        requirements = [each for each in texts if not each.endswith(".whl")]
-        found = planner.plan([*requirements, *index.projects])
+        named = [each for each in texts if not each.endswith(".whl")]
+        found = planner.plan([*named, *index.projects])
         looked_up = pip.queried_projects
     if output is not None:
-        chosen = found.own if is_per_host or found.shared is None else found.shared
+        chosen = found.own if per_host or found.shared is None else found.shared
         if chosen:
             files = constraints_files(chosen, planner.targets, output)
             write_constraints(files)
             note(f"wrote {', '.join(map(str, files))}")
-    if as_json:
-        emit_json(plan_document(found, planner.targets, texts, silent, looked_up))
-    else:
-        print_lines(plan_lines(found, planner.targets))
-        print_lines(silent_lines(silent))
-    return 0 if found.is_possible and not silent else 1
+    document = plan_document(found, planner.targets, texts, silent, looked_up)
+    lines = chain(plan_lines(found, planner.targets), silent_lines(silent))
+    emit(document, lines, as_json=json)
+    raise typer.Exit(0 if found.is_possible and not silent else 1)

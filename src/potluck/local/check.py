@@ -25,7 +25,7 @@ from potluck.catalog import (
 )
 from potluck.engines.backends import BACKENDS, abilities_of
 from potluck.engines.loading import plan_stage
-from potluck.engines.loading.sizes import fitting_size_hint, stronger_quantizations
+from potluck.engines.loading.sizes import fitting_size_hint, quantized_to_fit
 from potluck.errors import ParameterError, PotluckError
 from potluck.formats.encodings import read_encoding
 from potluck.formats.encodings.encoding import KEY as QUANTIZATION_KEY
@@ -99,7 +99,7 @@ def check_model(
         size = replace(_size(profile.config, context_tokens, quantized), num_states=slots)
         if _check_tensors(profile, size, found):
             if quantization is None:
-                size = _quantized_to_fit(profile, size, usable)
+                size = quantized_to_fit(size, lambda other: _fits(profile, other, usable))
                 quantized = size.quantization
             planned = list(_backend_fits(profile, size, found))
             fits = tuple(fit for fit, _ in planned)
@@ -279,12 +279,6 @@ def _backend_fits(
             yield BackendFit(name=spec.name, computes=False, problem=error.message), None
         else:
             yield BackendFit(name=spec.name, computes=True), plan
-
-
-def _quantized_to_fit(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> StageSize:
-    """Return ``size`` with the most precise quantization that fits, else with the smallest."""
-    sizes = [size, *stronger_quantizations(size)]
-    return next((each for each in sizes if _fits(profile, each, limit)), sizes[-1])
 
 
 def _fits(profile: ModelProfile, size: StageSize, limit: MemoryLimit) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -24,8 +25,8 @@ from potluck.types.output import (
     ToolMode,
     ToolUse,
 )
-from potluck.types.sequence import FinishReason, SequenceUpdate
-from potluck.types.step import SamplingParams, SequenceId, TokenLogprob
+from potluck.types.sequence import FinishReason, SequenceRequest, SequenceUpdate
+from potluck.types.step import TokenLogprob
 from potluck.types.text import Tokenizer, Tool, ToolCall
 
 
@@ -170,7 +171,10 @@ class GenerationResult:
 
 
 class Generation:
-    """An iterator over the pieces of one text. Not thread-safe.
+    """An iterator over the pieces of the text that ``request`` generates. Not thread-safe.
+
+    ``started`` is the time of the request, as by ``time.perf_counter``. Raise the errors of
+    ``Dispatcher.add``.
 
     Leaving it early (``close``, ``with``, or the end of a ``for`` loop) cancels the sequence and
     frees its cache.
@@ -179,26 +183,21 @@ class Generation:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        sequence_id: SequenceId,
-        updates: SimpleQueue[tuple[float, Update]],
+        request: SequenceRequest,
+        detokenizer: StreamingDetokenizer,
         *,
-        prompt_tokens: Sequence[int],
-        sampling: SamplingParams,
-        tokenizer: Tokenizer,
-        stop: Sequence[str],
-        starts_text: bool,
         started: float,
         output: ChatOutput | None = None,
-        visible: Collection[str] = (),
     ) -> None:
-        self.sampling = sampling
+        updates: SimpleQueue[tuple[float, Update]] = SimpleQueue()
+        self.sampling = request.sampling
         self._dispatcher = dispatcher
-        self._sequence_id = sequence_id
-        self._updates = updates
-        self._prompt_tokens = tuple(prompt_tokens)
-        self._detokenizer = StreamingDetokenizer(
-            tokenizer, stop_strings=stop, starts_text=starts_text, visible=visible
+        self._sequence_id = dispatcher.add(
+            request, lambda update: updates.put((time.perf_counter(), update))
         )
+        self._updates = updates
+        self._prompt_tokens = request.prompt_tokens
+        self._detokenizer = detokenizer
         self._output = output
         self._started = started
         self._pieces: list[Piece] = []

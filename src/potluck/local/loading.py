@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from potluck.catalog import ModelDescription, read_profile
@@ -11,7 +11,7 @@ from potluck.engines.arithmetic_choice import arithmetic_of_weights, arithmetic_
 from potluck.engines.backends import BACKENDS, abilities_of, native_unit, unit_address
 from potluck.engines.loading import Room
 from potluck.engines.loading.prepare import LoadPlan, count_stages, plan_stages
-from potluck.engines.loading.sizes import stronger_quantizations
+from potluck.engines.loading.sizes import quantized_to_fit
 from potluck.engines.native.engine import choose_isa
 from potluck.errors import ParameterError, UsageError
 from potluck.host.cores import default_num_threads, own_usable_cores
@@ -122,9 +122,8 @@ def plan_load(
     Fast arithmetic is only used if ``unit`` supports it. Raise ``InsufficientMemoryError`` if the
     model does not fit, and ``ParameterError``.
     """
-    shards = split_evenly(
-        description.config.num_layers, num_stages, description.config.can_cut_before
-    )
+    config = description.config
+    shards = split_evenly(config.num_layers, num_stages, config.no_cuts)
     size = StageSize(
         context_tokens=context_tokens,
         num_blocks=blocks_for(cache_tokens),
@@ -144,9 +143,7 @@ def plan_load(
         return count_stages(profile, shards, size, unit.address)
 
     if quantization is None:
-        sizes = [size, *stronger_quantizations(size)]
-        fitting = (each for each in sizes if room.holds(count(each).memory))
-        size = next(fitting, sizes[-1])
+        size = quantized_to_fit(size, lambda other: room.holds(count(other).memory))
     of_weights = arithmetic_of_weights(size.arithmetic, count(size).product_formats)
     size = replace(size, arithmetic=of_weights)
     return plan_stages(profile, shards, size, unit.address, room)
@@ -158,14 +155,12 @@ def room_on(unit: LocalUnit) -> Room:
 
 
 def split_evenly(
-    num_layers: int,
-    num_stages: int,
-    can_cut_before: Callable[[int], bool] = lambda _layer: True,
+    num_layers: int, num_stages: int, no_cuts: Collection[int] = ()
 ) -> tuple[Shard, ...]:
     """Return contiguous shards whose numbers of layers differ by at most one, longer ones first.
 
-    If the model cannot be cut there (``ModelConfig.can_cut_before``), it is cut at the nearest
-    possible layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
+    Where that is before one of the layers in ``no_cuts``, the model is cut at the nearest possible
+    layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
     are too few possible cuts.
     """
     if not 1 <= num_stages <= num_layers:
@@ -174,7 +169,7 @@ def split_evenly(
             f"{num_layers} layers cannot be split into {num_stages} stages",
             hint=f"use a number from 1 to {num_layers}",
         )
-    places = [layer for layer in range(1, num_layers) if can_cut_before(layer)]
+    places = [layer for layer in range(1, num_layers) if layer not in no_cuts]
     if len(places) < num_stages - 1:
         most = len(places) + 1
         raise ParameterError(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
 from typing import TypedDict, Unpack
 
 from potluck.catalog import (
@@ -45,10 +44,10 @@ from potluck.local.scoring import (
 from potluck.models.states import num_states_of
 from potluck.scheduling.dispatcher import Dispatcher
 from potluck.scheduling.frame_limits import sequences_in_step
-from potluck.scheduling.ledger import Update
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS, SchedulerLimits
 from potluck.scheduling.vectors import check_dimensions
 from potluck.text.chat import ChatTemplate, chat_ending, prompt_chat
+from potluck.text.detokenize import StreamingDetokenizer
 from potluck.text.rerank import check_labels, encode_pair, rerank_template
 from potluck.types.choices import DEFAULT_DRAFT, OFF, ArithmeticChoice, Quantization
 from potluck.types.drafting import DraftSource
@@ -508,35 +507,21 @@ class Model:
         self._check(tokens, max_tokens, stop)
         if grammar is not None:
             self._grammars.check_for(self.tokenizer, grammar)
-        params = self._sampling_params(sampling)
         if isinstance(prediction, str):
             prediction = self.tokenizer.encode(prediction)
         self._check_tokens("prediction", prediction)
-        updates: SimpleQueue[tuple[float, Update]] = SimpleQueue()
         request = SequenceRequest(
             prompt_tokens=tuple(tokens),
-            sampling=params,
+            sampling=self._sampling_params(sampling),
             max_new_tokens=max_tokens,
             stop_tokens=stop_tokens,
             grammar=grammar,
             prediction=tuple(prediction),
         )
-        sequence_id = self._dispatcher.add(
-            request, lambda update: updates.put((time.perf_counter(), update))
+        detokenizer = StreamingDetokenizer(
+            self.tokenizer, stop_strings=stop, starts_text=starts_text, visible=visible
         )
-        return Generation(
-            self._dispatcher,
-            sequence_id,
-            updates,
-            prompt_tokens=tokens,
-            sampling=params,
-            tokenizer=self.tokenizer,
-            stop=stop,
-            starts_text=starts_text,
-            started=started,
-            output=output,
-            visible=visible,
-        )
+        return Generation(self._dispatcher, request, detokenizer, started=started, output=output)
 
     def _check(self, tokens: Sequence[int], max_tokens: int | None, stop: Sequence[str]) -> None:
         if not self.description.config.has_logits:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -9,7 +8,6 @@ import pytest
 
 from potluck.cli import addresses
 from potluck.cli.addresses import (
-    HttpAddress,
     host_finder,
     lan_address,
     listen_address,
@@ -52,14 +50,13 @@ def test_what_is_no_size(text: str) -> None:
     ],
 )
 def test_http_addresses(text: str, host: str, port: int) -> None:
-    keys = Path("keys")
-    assert parse_http(text, keys) == HttpAddress(host=host, port=port, key_file=keys)
+    assert parse_http(text) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http"])
 def test_what_is_no_http_address(text: str) -> None:
     with pytest.raises(ParameterError, match="is not of the form HOST:PORT"):
-        parse_http(text, None)
+        parse_http(text)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ class SmallModel:
     def __init__(self, num_fitting: int) -> None:
         self._num_fitting = num_fitting
 
-    def chat(self, messages: list[ChatMessage], **_: object) -> str:
+    def chat(self, messages: list[ChatMessage]) -> str:
         if len(messages) > self._num_fitting:
             raise PromptTooLongError(9, 8)
         return "answer"
@@ -36,6 +36,6 @@ def test_turns_that_no_longer_fit_are_counted(
 ) -> None:
     messages = [ChatMessage(role="user", content=str(number)) for number in range(5)]
     model = cast(Any, SmallModel(num_fitting))
-    assert cast(Any, _start(model, messages, 0, None, None, {})) == "answer"
+    assert cast(Any, _start(model.chat, messages, 0)) == "answer"
     assert [each.content for each in messages] == [str(n) for n in range(5 - num_fitting, 5)]
     assert capsys.readouterr().err == said

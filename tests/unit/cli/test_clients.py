@@ -45,8 +45,16 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     found = clients()
     assert found is not None
-    assert (found.tls, found.is_tls_auto, found.cors_origins) == (None, False, frozenset())
-    assert found.dropped_system_lines == KNOWN_CHANGING_LINES
+    assert (found.config.tls, found.is_tls_auto) == (None, False)
+    assert found.config.cors_origins == frozenset()
+    assert found.config.dropped_system_lines == KNOWN_CHANGING_LINES
+
+
+def test_the_address_and_the_file_with_keys() -> None:
+    found = clients(http="[::1]:80", api_key_file=Path("keys"))
+    assert found is not None
+    assert (found.config.host, found.config.port) == ("::1", 80)
+    assert found.key_file == Path("keys")
 
 
 @pytest.mark.parametrize(
@@ -72,13 +80,13 @@ def test_lines_that_are_dropped(
     (tmp_path / "potluck" / "config.toml").write_text(config)
     found = clients(drop_system_line=option_values)
     assert found is not None
-    assert found.dropped_system_lines == dropped
+    assert found.config.dropped_system_lines == dropped
 
 
 def test_a_certificate_of_files(files: tuple[Path, Path]) -> None:
     found = clients(tls_cert=files[0], tls_key=files[1])
     assert found is not None
-    assert isinstance(found.tls, ssl.SSLContext)
+    assert isinstance(found.config.tls, ssl.SSLContext)
     assert not found.is_tls_auto
 
 
@@ -132,7 +140,7 @@ def test_origins_are_checked() -> None:
         clients(cors_origin=["*"])
     found = clients(cors_origin=["http://a:1", "http://a:1/"])
     assert found is not None
-    assert found.cors_origins == {"http://a:1"}
+    assert found.config.cors_origins == {"http://a:1"}
 
 
 def test_nothing_for_no_clients() -> None:

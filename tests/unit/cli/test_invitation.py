@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from potluck.cli.up import invitation, is_shown
+from potluck.cluster.network.trust.secret import Secret
 
-SECRET = "potluck-0123"
+SECRET = Secret(text="potluck-0123")
 FILE = Path("/state/secret")
+lines = partial(invitation, "h:1", SECRET)
 FIRST = "to set up another machine, run potluck invite in another terminal"
 
 
@@ -28,7 +31,7 @@ def test_it_is_shown_on_a_terminal_or_on_request() -> None:
 
 @pytest.mark.parametrize("multicast", [False, True])
 def test_the_line_to_type_has_the_secret_or_the_file_that_holds_it(multicast: bool) -> None:
-    shown = list(invitation("h:1", secret=SECRET, secret_file=FILE, multicast=multicast))
+    shown = list(lines(is_secret_shown=True, secret_file=FILE, multicast=multicast))
     assert shown[:3] == [
         FIRST,
         "where Potluck is installed, run:",
@@ -37,7 +40,7 @@ def test_the_line_to_type_has_the_secret_or_the_file_that_holds_it(multicast: bo
     assert ("  POTLUCK_SECRET=potluck-0123 potluck up --lan" in shown) == multicast
     assert str(FILE) not in "".join(shown)
 
-    hidden = list(invitation("h:1", secret=None, secret_file=FILE, multicast=multicast))
+    hidden = list(lines(is_secret_shown=False, secret_file=FILE, multicast=multicast))
     assert hidden[:3] == [
         FIRST,
         "where Potluck is installed, with the same secret, run:",
@@ -48,8 +51,7 @@ def test_the_line_to_type_has_the_secret_or_the_file_that_holds_it(multicast: bo
 
 
 def test_a_node_that_was_given_a_secret_names_no_file() -> None:
-    lines = list(invitation("h:1", secret=None, secret_file=None, multicast=False))
-    assert lines == [
+    assert list(lines(is_secret_shown=False, secret_file=None, multicast=False)) == [
         FIRST,
         "where Potluck is installed, with the same secret, run:",
         "  potluck up --join h:1",
@@ -57,5 +59,5 @@ def test_a_node_that_was_given_a_secret_names_no_file() -> None:
 
 
 def test_a_node_that_was_invited_cannot_invite() -> None:
-    lines = invitation("h:1", secret=None, secret_file=None, multicast=True, is_invited=True)
-    assert list(lines) == []
+    shown = invitation("h:1", None, is_secret_shown=True, secret_file=None, multicast=True)
+    assert list(shown) == []

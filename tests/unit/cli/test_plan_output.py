@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.schemas import validate_document
 
-from potluck.cli.plan_output import plan_lines
+from potluck.cli.plan import plan_lines
 
 A, B, C, D = (letter * 16 for letter in "abcd")
 GIB = 2**30

@@ -12,7 +12,7 @@ from support.schemas import validate_document
 
 from potluck.cli import own_identity, service
 from potluck.cli.main import main
-from potluck.cli.systemd import unit_text
+from potluck.cli.service import unit_text
 from potluck.errors import UsageError
 
 INVITATION = f"10.0.0.7:7333/{'0123456789ABCDEFGHJKMNPQRSTVWXYZ'}/{'A' * 43}"

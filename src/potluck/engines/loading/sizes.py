@@ -221,6 +221,12 @@ def stronger_quantizations(size: StageSize) -> Iterator[StageSize]:
         yield replace(size, quantization=quantization)
 
 
+def quantized_to_fit(size: StageSize, fits: Callable[[StageSize], bool]) -> StageSize:
+    """Return the size in the most precise quantization that ``fits``, else in the smallest."""
+    sizes = [size, *stronger_quantizations(size)]
+    return next(filter(fits, sizes), sizes[-1])
+
+
 def mapped(size: StageSize) -> Iterator[StageSize]:
     """Yield the size with weights in a mapped file, which need not all be in memory at once."""
     if not size.is_mapped:

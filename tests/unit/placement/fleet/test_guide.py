@@ -11,7 +11,7 @@ import pytest
 from support.models.sparse_models import SparseModel
 from support.placement.fleets import probe_document
 
-from potluck.cli.plan_output import plan_lines
+from potluck.cli.plan import plan_lines
 from potluck.placement.fleet.file import read_fleet
 from potluck.placement.fleet.keys import FLEET, LINKS, MACHINE, PAIR, UNIT, Probed, Table
 from potluck.placement.fleet.planning import plan_fleet
