@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_thread
+from potluck.api.admission import LARGE_BODY_BYTES, Admission, Body, BodyReader, in_thread
 from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
@@ -59,7 +59,7 @@ class ApiService:
         self._strict_tools = config.strict_tools
         self._admission = admission
         self._bodies = BodyReader(config.limits)
-        self._preparation = Preparation()
+        self._large_body = asyncio.Lock()
         self._metrics = metrics
         self._ending = ending
         self._grammars = GrammarChecker()
@@ -252,7 +252,9 @@ class ApiService:
 
         Raises ``PotluckError``.
         """
-        async with self._preparation.turn(len(body.data)):
+        async with AsyncExitStack() as turn:
+            if len(body.data) > LARGE_BODY_BYTES:
+                await turn.enter_async_context(self._large_body)
             if len(body.data) <= _DECODED_AT_ONCE_BYTES:
                 parsed = parse(body.data)
             else:
