@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -81,23 +82,16 @@ class ApiMetrics:
         return generate_latest(self._registry)
 
 
+@dataclass(slots=True)
 class RequestMeter:
-    """Measures one request."""
+    """Measures one request. Mutable: it remembers the times of the last tokens by choice."""
 
-    def __init__(
-        self,
-        started: float,
-        prompt_tokens: Counter,
-        new_tokens: Counter,
-        first_token: Histogram,
-        between_tokens: Histogram,
-    ) -> None:
-        self._started = started
-        self._prompt_tokens = prompt_tokens
-        self._new_tokens = new_tokens
-        self._first_token = first_token
-        self._between_tokens = between_tokens
-        self._last: dict[int, float] = {}
+    _started: float
+    _prompt_tokens: Counter
+    _new_tokens: Counter
+    _first_token: Histogram
+    _between_tokens: Histogram
+    _last: dict[int, float] = field(default_factory=dict)
 
     def prompts(self, num_tokens: int) -> None:
         """Record the total number of prompt tokens."""
@@ -167,7 +161,7 @@ class _GatewayCollector(Collector):
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
 
 _Row = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str]
-"""A metric's type, name and meaning, and the field with its value; None if that is unknown."""
+"""A metric's type, name and meaning, and the attribute with its value; None if unknown."""
 
 _PREFIX_CACHE: Sequence[_Row] = (
     (_COUNTER, "admissions", "Prefix cache lookups", "num_admissions"),
@@ -253,8 +247,8 @@ _EDGES: Sequence[_Row] = (
     (_COUNTER, "send_seconds", "Time spent sending", "send_seconds"),
 )
 _STAGE_TIMES: Sequence[_Row] = tuple(
-    (_GAUGE, f"{name}_seconds", f"{text}, within the stage's engine", field)
-    for name, text, field in (
+    (_GAUGE, f"{name}_seconds", f"{text}, within the stage's engine", attribute)
+    for name, text, attribute in (
         ("decode", "A decode step of one sequence", "decode_seconds"),
         ("loaded_decode", "A decode step of the planned number of streams", "loaded_seconds"),
         ("prefill_token", "A prompt token, in chunks of maximum size", "prefill_seconds_per_token"),
@@ -269,12 +263,12 @@ def _families(
     sources: Sequence[tuple[Sequence[str], object]],
 ) -> Iterator[Metric]:
     """Yield the metrics in ``rows``, each with a sample from every source: the values of the labels
-    and the object that has the field.
+    and the object that has the attribute.
     """
-    for kind, name, text, field in rows:
+    for kind, name, text, attribute in rows:
         family = kind(f"potluck_{prefix}_{name}", text, labels=labels)
         for values, source in sources:
-            number = getattr(source, field)
+            number = getattr(source, attribute)
             if number is not None:
                 family.add_metric(values, number)
         yield family

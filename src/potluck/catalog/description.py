@@ -107,7 +107,8 @@ def describe_files(files: ModelFiles) -> ModelDescription:
     if files.kind is FileKind.HUGGING_FACE:
         document, path = config_document(files.path)
         encoding = read_encoding(document, path=path)
-        config, vectors = read_vector_use(files.path, read_config(files.path), name=files.name)
+        config = config_from_hugging_face(document, path=path)
+        config, vectors = read_vector_use(files.path, config, name=files.name)
         sampling_defaults = read_generation_config(files.path / "generation_config.json")
     else:
         with closing(_open_gguf_header(files)) as source:

@@ -77,9 +77,7 @@ def stage_needs(
                     for part in tensors.stored_parts(name)
                 }
             headers = [
-                (content, 0, locate.read_for_header(file, end))
-                for file, end in header_ends(tensors)
-                if (content := locate.content(file)) in files or locate.is_gguf
+                each for each in locate.headers(tensors) if each[0] in files or locate.is_gguf
             ]
             found.append((*small, *headers, *joined(ranges)))
     return tuple(found)
@@ -106,10 +104,7 @@ def text_needs(description: ModelDescription, manifest: Manifest) -> tuple[ByteR
         return _whole(manifest, [name for name in SMALL_FILES if name != INDEX_FILE])
     locate = _Locator(description.files, manifest)
     with closing(open_headers(description)) as tensors:
-        return tuple(
-            (locate.content(file), 0, locate.read_for_header(file, end))
-            for file, end in header_ends(tensors)
-        )
+        return tuple(locate.headers(tensors))
 
 
 def weight_ranges(
@@ -205,9 +200,12 @@ class _Locator:
             found = self._found[file.path] = self._contents[name]
         return found
 
-    def read_for_header(self, file: ByteFile, end: int) -> int:
-        """Return the end of the range that is read for a header that ends at ``end``."""
-        return min(file.size, end + 2 * HEADER_WINDOW_BYTES) if self.is_gguf else end
+    def headers(self, tensors: FileTensorSource) -> Iterator[ByteRange]:
+        """Yield the ranges that are read for the headers of the files of ``tensors``."""
+        for file, end in header_ends(tensors):
+            if self.is_gguf:
+                end = min(file.size, end + 2 * HEADER_WINDOW_BYTES)
+            yield self.content(file), 0, end
 
     def _name(self, path: str) -> str:
         snapshot = self._files.snapshot
