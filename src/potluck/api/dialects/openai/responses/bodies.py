@@ -383,7 +383,7 @@ _DATE = re.compile(r"_\d{4}_\d{2}_\d{2}")
 
 def parse_response(body: bytes | bytearray) -> ResponseBody:
     """Parse a request for a response. Raises ``ApiError`` that names the invalid field."""
-    document = drop_inert_fields(parse_object(body), _OTHERS, "")
+    document = parse_object(body, _OTHERS)
     drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     change_items(document, "input", _typed_item)
     change_items(document, "tools", partial(_plain_tool, kind=AnyTool))
