@@ -14,13 +14,12 @@ from operator import itemgetter
 from pathlib import Path
 
 from potluck.catalog.description import ModelDescription, canonical_source, open_headers
-from potluck.catalog.file_names import CONFIG_FILES, SMALL_FILES
+from potluck.catalog.file_names import CONFIG_FILES, TEXT_FILES
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.manifest_view import ContentFile, Needs
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.files import ByteFile
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
-from potluck.formats.safetensors import INDEX_FILE
 from potluck.formats.source import FileTensor, FileTensorSource
 from potluck.models.names import FileKind
 from potluck.models.program import program_to_count, weight_specs
@@ -101,7 +100,7 @@ def text_needs(description: ModelDescription, manifest: Manifest) -> tuple[ByteR
     the first of which has the vocabulary. Raise the errors of ``stage_needs``.
     """
     if description.files.kind is FileKind.HUGGING_FACE:
-        return _whole(manifest, [name for name in SMALL_FILES if name != INDEX_FILE])
+        return _whole(manifest, sorted(TEXT_FILES))
     locate = _Locator(description.files, manifest)
     with closing(open_headers(description)) as tensors:
         return tuple(locate.headers(tensors))
