@@ -156,20 +156,14 @@ class Acceptor:
         if any(each.is_aborted for each in protocols):
             return True  # the event loop has to run first
         if self._opening:
-            return self._tls is None or self._give_up_handshake()
+            # Slow handshakes would keep new clients out: the oldest is aborted, one at a time.
+            if self._tls is not None and not any(task.cancelling() for task in self._opening):
+                min(self._opening, key=self._opening.__getitem__).cancel()
+            return True
         silent = [each for each in protocols if each.is_between_requests]
         if not silent:
             return False
         min(silent, key=lambda each: each.silent_since).abort()
-        return True
-
-    def _give_up_handshake(self) -> bool:
-        """Abort the oldest handshake, unless one is being aborted already. Always returns True.
-
-        Otherwise slow handshakes would keep new clients out.
-        """
-        if not any(task.cancelling() for task in self._opening):
-            min(self._opening, key=self._opening.__getitem__).cancel()
         return True
 
     def _give_up_some(self, error: OSError) -> None:

@@ -96,22 +96,6 @@ class Admission:
         return max(self._limits.retry_after_seconds, min(seconds, _MOST_RETRY_SECONDS))
 
 
-class Preparation:
-    """Decodes and tokenizes bodies in threads, large ones one at a time. For one event loop."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    @asynccontextmanager
-    async def turn(self, num_bytes: int) -> AsyncIterator[None]:
-        """Wait for a turn to process a body of ``num_bytes``; the turn ends with the block."""
-        if num_bytes <= LARGE_BODY_BYTES:
-            yield
-            return
-        async with self._turn:
-            yield
-
-
 async def in_thread(work: Callable[[], T]) -> T:
     """Run ``work`` in a thread and return its result. If cancelled, wait for the thread first.
 

@@ -8,7 +8,7 @@ it had asked for something else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -16,6 +16,7 @@ import msgspec
 
 from potluck.api.body_bounds import check_amount, check_fields
 from potluck.api.errors import ApiError, invalid
+from potluck.api.ignored_fields import InertFields, drop_inert_fields
 from potluck.types.ranges import shown
 
 _MAX_NAME_CHARACTERS = 64
@@ -83,9 +84,11 @@ def _classes_below(kind: type[OneOf]) -> Iterator[type[Any]]:
 
 _T = TypeVar("_T")
 
+_NO_FIELDS = InertFields()
 
-def parse_object(body: bytes | bytearray) -> dict[str, Any]:
-    """Decode a body that must be a JSON object. Raises ``ApiError``."""
+
+def parse_object(body: bytes | bytearray, inert: InertFields = _NO_FIELDS) -> dict[str, Any]:
+    """Decode a body that must be an object, without its ``inert`` fields. Raises ``ApiError``."""
     check_amount(body)
     try:
         document = msgspec.json.decode(body)
@@ -96,7 +99,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise invalid(None, "the body is not a JSON object", code="invalid_json")
     check_fields(document)
-    return document
+    return drop_inert_fields(document, inert, "")
 
 
 def validated(kind: type[_T], document: object, *where: str | int) -> _T:
@@ -108,6 +111,14 @@ def validated(kind: type[_T], document: object, *where: str | int) -> _T:
         return msgspec.convert(document, kind, dec_hook=_variant)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kind, document, where) from None
+
+
+def parser(kind: type[_T], inert: InertFields = _NO_FIELDS) -> Callable[[bytes | bytearray], _T]:
+    """Return a function that parses a body as a ``kind``, without its ``inert`` fields.
+
+    It raises ``ApiError`` that names the invalid field.
+    """
+    return lambda body: validated(kind, parse_object(body, inert))
 
 
 def check_type(values: dict[str, Any], where: str, supported: Iterable[str]) -> None:

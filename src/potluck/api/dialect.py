@@ -28,11 +28,6 @@ class Endpoint:
 class Dialect(Protocol):
     """An API that clients use. Each dialect is a package in ``potluck.api.dialects``."""
 
-    @property
-    def name(self) -> str:
-        """The name of the dialect."""
-        ...
-
     def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
         """Return the endpoints, which use ``service``."""
         ...

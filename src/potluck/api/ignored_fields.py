@@ -71,12 +71,7 @@ FLAT = IgnoredField(expected=f"an object of at most {MAX_LABELS} short values", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InertFields:
-    """The fields of one object that have no effect.
-
-    ``harmless`` fields are accepted with any value of their type, because they describe the request
-    and not the answer: labels, accounting, caching, performance hints. ``neutral`` ones would
-    change the answer, and are accepted only with values that request nothing.
-    """
+    """The fields of one object that have no effect; ``neutral`` ones with their neutral values."""
 
     harmless: Mapping[str, IgnoredField] = field(default_factory=dict)
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from potluck.api.admission import Admission, Body, BodyReader, Preparation, in_thread
+from potluck.api.admission import LARGE_BODY_BYTES, Admission, Body, BodyReader, in_thread
 from potluck.api.answer import Answer, Prepared
 from potluck.api.config import ApiConfig, ApiLimits
 from potluck.api.connection import AnswerStream, while_connected
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
+_MODEL = attrgetter("model")
+
 
 class ApiService:
     """For use in the event loop. Once ``ending`` is set, every response ends with an error."""
@@ -56,7 +59,7 @@ class ApiService:
         self._strict_tools = config.strict_tools
         self._admission = admission
         self._bodies = BodyReader(config.limits)
-        self._preparation = Preparation()
+        self._large_body = asyncio.Lock()
         self._metrics = metrics
         self._ending = ending
         self._grammars = GrammarChecker()
@@ -67,11 +70,6 @@ class ApiService:
         return self._gateway
 
     @property
-    def limits(self) -> ApiLimits:
-        """The limits on clients."""
-        return self._limits
-
-    @property
     def strict_tools(self) -> bool:
         """Whether tools that only another server executes are refused instead of ignored."""
         return self._strict_tools
@@ -80,10 +78,10 @@ class ApiService:
         self,
         request: Request,
         parse: Callable[[bytearray], _T],
-        model_of: Callable[[_T], str],
         compute: Callable[[_T, ServedModel], _R],
         *,
         prompt_param: str,
+        model_of: Callable[[_T], str] = _MODEL,
     ) -> _R:
         """Answer a request that requires no sequence.
 
@@ -138,17 +136,18 @@ class ApiService:
         self,
         request: Request,
         parse: Callable[[bytearray], _T],
-        model_of: Callable[[_T], str],
-        prepare: Callable[[_T, ServedModel], Prepared],
+        prepare: Callable[[_T, ServedModel, ApiLimits], Prepared],
         *,
         prompt_param: str,
+        model_of: Callable[[_T], str] = _MODEL,
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
         """Answer a text request.
 
-        ``parse`` parses its body, ``model_of`` returns the name of the requested model, and
-        ``prepare`` does the rest in a thread. ``prompt_param`` is the dialect's name of the prompt,
-        and ``names`` maps other fields of ``GenerationRequest`` to the dialect's names.
+        ``parse`` parses its body, ``model_of`` returns the name of the requested model (by default
+        the field ``model``), and ``prepare`` does the rest in a thread. ``prompt_param`` is the
+        dialect's name of the prompt, and ``names`` maps other fields of ``GenerationRequest`` to
+        the dialect's names.
         """
         came = time.perf_counter()
         async with self._bodies.read(request) as body, AsyncExitStack() as ending:
@@ -158,7 +157,12 @@ class ApiService:
                 nonlocal model_id
                 async with AsyncExitStack() as held:
                     await held.enter_async_context(self._admission.slot())
-                    prepared = await self._prepared(body, parse, model_of, prepare)
+                    prepared = await self._prepared(
+                        body,
+                        parse,
+                        model_of,
+                        lambda parsed, model: prepare(parsed, model, self._limits),
+                    )
                     model_id = prepared.job.model.model_id
                     body.release()
                     await self._check_grammar(prepared.job)
@@ -205,10 +209,10 @@ class ApiService:
         self,
         request: Request,
         parse: Callable[[bytearray], _T],
-        model_of: Callable[[_T], str],
-        prepare: Callable[[_T, ServedModel], PreparedVectors],
+        prepare: Callable[[_T, ServedModel, ApiLimits], PreparedVectors],
         *,
         prompt_param: str,
+        model_of: Callable[[_T], str] = _MODEL,
     ) -> Response:
         """Answer a request for vectors; the arguments are as in ``answer``."""
         async with self._bodies.read(request) as body:
@@ -217,7 +221,12 @@ class ApiService:
             async def work() -> bytes:
                 nonlocal model_id
                 async with self._admission.slot():
-                    prepared = await self._prepared(body, parse, model_of, prepare)
+                    prepared = await self._prepared(
+                        body,
+                        parse,
+                        model_of,
+                        lambda parsed, model: prepare(parsed, model, self._limits),
+                    )
                     body.release()
                     model_id = prepared.job.model.model_id
                     _log.debug(
@@ -243,7 +252,9 @@ class ApiService:
 
         Raises ``PotluckError``.
         """
-        async with self._preparation.turn(len(body.data)):
+        async with AsyncExitStack() as turn:
+            if len(body.data) > LARGE_BODY_BYTES:
+                await turn.enter_async_context(self._large_body)
             if len(body.data) <= _DECODED_AT_ONCE_BYTES:
                 parsed = parse(body.data)
             else:

@@ -1,7 +1,7 @@
 """Requests for vectors, independent of dialects: embeddings and document scores.
 
-A dialect converts a body to an ``EmbeddingRequest`` or a ``RerankRequest``, and renders the result;
-``ApiService.vectors`` computes the vectors.
+A dialect takes the inputs from a body, and renders the result; ``ApiService.vectors`` computes the
+vectors.
 """
 
 from __future__ import annotations
@@ -40,26 +40,6 @@ _TICK_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
-    """A request to embed ``inputs``, each a text or tokens.
-
-    With ``truncates``, texts that are too long are truncated at the end.
-    """
-
-    inputs: Sequence[str | Sequence[int]]
-    dimensions: int | None = None
-    truncates: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest:
-    """A request to score pairs of a query and a document."""
-
-    pairs: Sequence[tuple[str, str]]
-    instruction: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VectorJob:
     """The sequences of one request, in the order of its inputs."""
 
@@ -86,30 +66,39 @@ class PreparedVectors:
 
 
 def embed_job(
-    request: EmbeddingRequest, model: ServedModel, limits: ApiLimits, *, param: str = "input"
+    inputs: Sequence[str | Sequence[int]],
+    model: ServedModel,
+    limits: ApiLimits,
+    *,
+    dimensions: int | None = None,
+    truncates: bool = False,
+    param: str = "input",
 ) -> VectorJob:
-    """Build the job that embeds texts. ``param`` is the dialect's name of them. Raises
-    ``PotluckError``.
+    """Build the job that embeds ``inputs``, each a text or tokens. Raises ``PotluckError``.
+
+    With ``truncates``, texts that are too long are truncated at the end. ``param`` is the dialect's
+    name of the inputs.
     """
     config = model.embedding
     if config is None:
         raise invalid(
             "model", f"{model.model_id} is a reranking model and does not support embeddings"
         )
-    check_dimensions(request.dimensions, model.vector_size)
-    num_inputs = _checked_count(len(request.inputs), param)
-    if num_inputs * (request.dimensions or model.vector_size) > MAX_NUMBERS:
+    check_dimensions(dimensions, model.vector_size)
+    num_inputs = _checked_count(len(inputs), param)
+    size = dimensions or model.vector_size
+    if num_inputs * size > MAX_NUMBERS:
         raise invalid(
             param,
-            f"{num_inputs} embeddings of {request.dimensions or model.vector_size} numbers "
-            f"exceed the limit of {MAX_NUMBERS} numbers per response: send fewer inputs",
+            f"{num_inputs} embeddings of {size} numbers exceed the limit of {MAX_NUMBERS} numbers "
+            "per response: send fewer inputs",
         )
     prompts = []
-    for each in request.inputs:
+    for each in inputs:
         if not each:
             raise invalid(param, f"{param} has an empty text: send at least one character")
         tokens = (
-            _embedded_tokens(each, model, limits, truncates=request.truncates)
+            _embedded_tokens(each, model, limits, truncates=truncates)
             if isinstance(each, str)
             else each
         )
@@ -132,23 +121,28 @@ def _embedded_tokens(
 
 
 def rank_job(
-    request: RerankRequest, model: ServedModel, limits: ApiLimits, *, param: str = "documents"
+    pairs: Sequence[tuple[str, str]],
+    model: ServedModel,
+    limits: ApiLimits,
+    *,
+    instruction: str | None = None,
+    param: str = "documents",
 ) -> VectorJob:
-    """Build the job that scores documents. ``param`` is the dialect's name of them. Raises
-    ``PotluckError``.
+    """Build the job that scores pairs of a query and a document. ``param`` is the dialect's name of
+    the documents. Raises ``PotluckError``.
     """
     if model.rerank is None or model.encode_pair is None:
         raise invalid("model", f"{model.model_id} is not a reranking model")
-    _checked_count(len(request.pairs), param)
+    _checked_count(len(pairs), param)
     prompts = [
         checked_prompt(
-            model.encode_pair(query, document, instruction=request.instruction),
+            model.encode_pair(query, document, instruction=instruction),
             model,
             limits,
             param,
             num_new_tokens=0,
         )
-        for query, document in request.pairs
+        for query, document in pairs
     ]
     pooling = model.rerank.pooling
     return VectorJob(

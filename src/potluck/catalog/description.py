@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from potluck.catalog.file_names import CONFIG_FILES
+from potluck.catalog.file_names import CONFIG_FILES, TEXT_FILES
 from potluck.catalog.hub import (
     FetchedFile,
     OnFetch,
@@ -84,16 +84,27 @@ def describe_model(name: str) -> ModelDescription:
     A model that cannot be run is refused. Raise ``ModelNotFoundError``, ``ModelFileError`` and
     ``UnsupportedModelError``.
     """
-    return describe_files(_located(name))
+    return describe_files(find_files(name, is_checked=True))
 
 
-def find_files(name: str) -> ModelFiles:
+def find_files(name: str, *, is_checked: bool = False) -> ModelFiles:
     """Find MODEL, whether or not it can be run; only small files of a hub model are downloaded.
 
-    Raise ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` if a
-    repository has no weights that this build can read.
+    If it ``is_checked``, a hub model that cannot be run is refused as soon as possible. Raise
+    ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` if a repository has
+    no weights that this build can read.
     """
-    return _located(name, is_checked=False)
+    model = locate_model(name)
+    if isinstance(model, ModelFiles):
+        return model
+    snapshot = find_snapshot(model)
+    if model.gguf_in(snapshot) is None:
+        fetch_small_files(
+            snapshot,
+            check_config=read_config if is_checked else _accept,
+            check_tokenizer=read_tokenizer if is_checked else _accept,
+        )
+    return files_on_hub(name, model, snapshot)
 
 
 def describe_files(files: ModelFiles) -> ModelDescription:
@@ -107,7 +118,8 @@ def describe_files(files: ModelFiles) -> ModelDescription:
     if files.kind is FileKind.HUGGING_FACE:
         document, path = config_document(files.path)
         encoding = read_encoding(document, path=path)
-        config, vectors = read_vector_use(files.path, read_config(files.path), name=files.name)
+        config = config_from_hugging_face(document, path=path)
+        config, vectors = read_vector_use(files.path, config, name=files.name)
         sampling_defaults = read_generation_config(files.path / "generation_config.json")
     else:
         with closing(_open_gguf_header(files)) as source:
@@ -194,18 +206,15 @@ def canonical_source(
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """Return the model's tokenizer."""
-    tokenizer = _load_tokenizer(files)
+    if files.kind is FileKind.HUGGING_FACE:
+        tokenizer = read_tokenizer(_text_directory(files))
+    else:
+        from potluck.text import gguf
+
+        tokenizer = _read_gguf_header(files, gguf.build_tokenizer)
     # Reading Gemma's 262,144 entries temporarily takes 180 MB, more than half of the memory.
     return_free_memory()
     return tokenizer
-
-
-def _load_tokenizer(files: ModelFiles) -> Tokenizer:
-    if files.kind is FileKind.HUGGING_FACE:
-        return read_tokenizer(_text_directory(files))
-    from potluck.text import gguf
-
-    return _read_gguf_header(files, gguf.build_tokenizer)
 
 
 def load_token_list(files: ModelFiles) -> TokenList:
@@ -251,21 +260,6 @@ def load_fill_in_tokens(files: ModelFiles) -> dict[str, int]:
     return _read_gguf_header(files, gguf.read_fill_in_tokens)
 
 
-def _located(name: str, *, is_checked: bool = True) -> ModelFiles:
-    """Return the files of MODEL; those of a hub model that describe it are downloaded."""
-    model = locate_model(name)
-    if isinstance(model, ModelFiles):
-        return model
-    snapshot = find_snapshot(model)
-    if model.gguf_in(snapshot) is None:
-        fetch_small_files(
-            snapshot,
-            check_config=read_config if is_checked else _accept,
-            check_tokenizer=read_tokenizer if is_checked else _accept,
-        )
-    return files_on_hub(name, model, snapshot)
-
-
 def _accept(directory: Path) -> None:
     pass
 
@@ -308,7 +302,7 @@ def _read_gguf_header(files: ModelFiles, read: Callable[..., _T]) -> _T:
 def _text_directory(files: ModelFiles) -> Path:
     """Return the directory with all files for tokenization."""
     if files.view is not None:
-        files.view.fetch_small_files(besides=(INDEX_FILE,))
+        files.view.fetch_files(sorted(TEXT_FILES))
     return files.path
 
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -340,9 +340,9 @@ class ManifestView:
             for name in missing:
                 self._fetch(name)
 
-    def fetch_small_files(self, besides: Collection[str] = ()) -> None:
-        """Fetch all small files except ``besides``."""
-        self.fetch_files(name for name in SMALL_FILES if name not in besides)
+    def fetch_small_files(self) -> None:
+        """Fetch all small files."""
+        self.fetch_files(SMALL_FILES)
 
     def _name_of(self, path: Path) -> str:
         try:

@@ -45,8 +45,7 @@ def check_manifest(manifest: Manifest, name: str) -> None:
             name,
             f"its list of files {problem}",
             hint="deploy the model again; if the error persists, the fault is on the node that "
-            "it was"
-            " deployed from",
+            "it was deployed from",
         )
 
     kinds = [kind.value for kind in FileKind]

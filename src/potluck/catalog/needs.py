@@ -14,13 +14,12 @@ from operator import itemgetter
 from pathlib import Path
 
 from potluck.catalog.description import ModelDescription, canonical_source, open_headers
-from potluck.catalog.file_names import CONFIG_FILES, SMALL_FILES
+from potluck.catalog.file_names import CONFIG_FILES, TEXT_FILES
 from potluck.catalog.locate import ModelFiles
 from potluck.catalog.manifest_view import ContentFile, Needs
 from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.formats.files import ByteFile
 from potluck.formats.gguf_metadata import HEADER_WINDOW_BYTES
-from potluck.formats.safetensors import INDEX_FILE
 from potluck.formats.source import FileTensor, FileTensorSource
 from potluck.models.names import FileKind
 from potluck.models.program import program_to_count, weight_specs
@@ -77,9 +76,7 @@ def stage_needs(
                     for part in tensors.stored_parts(name)
                 }
             headers = [
-                (content, 0, locate.read_for_header(file, end))
-                for file, end in header_ends(tensors)
-                if (content := locate.content(file)) in files or locate.is_gguf
+                each for each in locate.headers(tensors) if each[0] in files or locate.is_gguf
             ]
             found.append((*small, *headers, *joined(ranges)))
     return tuple(found)
@@ -103,13 +100,10 @@ def text_needs(description: ModelDescription, manifest: Manifest) -> tuple[ByteR
     the first of which has the vocabulary. Raise the errors of ``stage_needs``.
     """
     if description.files.kind is FileKind.HUGGING_FACE:
-        return _whole(manifest, [name for name in SMALL_FILES if name != INDEX_FILE])
+        return _whole(manifest, sorted(TEXT_FILES))
     locate = _Locator(description.files, manifest)
     with closing(open_headers(description)) as tensors:
-        return tuple(
-            (locate.content(file), 0, locate.read_for_header(file, end))
-            for file, end in header_ends(tensors)
-        )
+        return tuple(locate.headers(tensors))
 
 
 def weight_ranges(
@@ -205,9 +199,12 @@ class _Locator:
             found = self._found[file.path] = self._contents[name]
         return found
 
-    def read_for_header(self, file: ByteFile, end: int) -> int:
-        """Return the end of the range that is read for a header that ends at ``end``."""
-        return min(file.size, end + 2 * HEADER_WINDOW_BYTES) if self.is_gguf else end
+    def headers(self, tensors: FileTensorSource) -> Iterator[ByteRange]:
+        """Yield the ranges that are read for the headers of the files of ``tensors``."""
+        for file, end in header_ends(tensors):
+            if self.is_gguf:
+                end = min(file.size, end + 2 * HEADER_WINDOW_BYTES)
+            yield self.content(file), 0, end
 
     def _name(self, path: str) -> str:
         snapshot = self._files.snapshot

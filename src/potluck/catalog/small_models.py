@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from potluck.catalog.description import ModelDescription, describe_model, load_token_list
+from potluck.catalog.description import ModelDescription, load_token_list
 from potluck.errors import ParameterError
 from potluck.types.text import TokenList
-
-
-def describe_small(draft: str, verified: ModelDescription, *, label: str) -> ModelDescription:
-    """Describe the model ``draft``, which drafts for ``verified``.
-
-    ``label`` is the name of the latter in messages. Raise the errors of ``describe_model`` and
-    ``check_small``.
-    """
-    description = describe_model(draft)
-    check_small(description, verified, draft_label=draft, label=label)
-    return description
 
 
 def check_small(

@@ -69,12 +69,6 @@ class VectorUse:
     rerank: RerankConfig | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Module:
-    kind: str
-    path: Path
-
-
 def read_vector_use(
     directory: Path, config: ModelConfig, *, name: str
 ) -> tuple[ModelConfig, VectorUse]:
@@ -84,9 +78,9 @@ def read_vector_use(
     originally published, from a chat model. Raise ``UnsupportedModelError`` for unsupported
     modules, and ``ModelFileError``.
     """
-    modules = {each.kind: each for each in _read_modules(directory)}
+    modules = _read_modules(directory)
     if scoring := modules.get("LogitScore"):
-        labels = _label_tokens(scoring.path / "config.json")
+        labels = _label_tokens(scoring / "config.json")
         return (
             with_labels(config, len(labels), labels),
             VectorUse(rerank=RerankConfig(pooling=Pooling.LAST)),
@@ -102,7 +96,7 @@ def read_vector_use(
         return with_labels(config, 2, _QWEN3_LABEL_TOKENS), VectorUse(rerank=rerank)
     if pooling := modules.get("Pooling"):
         embedding = EmbeddingConfig(
-            pooling=_read_pooling(pooling.path / "config.json"),
+            pooling=_read_pooling(pooling / "config.json"),
             is_normalized="Normalize" in modules,
         )
         return config, VectorUse(embedding=embedding)
@@ -150,31 +144,31 @@ def _positive_label(labels: object, num_labels: int) -> int:
     raise unsupported(f"a classifier of {num_labels} labels")
 
 
-def _read_modules(directory: Path) -> list[_Module]:
-    """Return the modules after the transformer, which is the first one."""
+def _read_modules(directory: Path) -> dict[str, Path]:
+    """Return the directories of the modules after the first one, the transformer, by kind."""
     path = directory / MODULES
     if not path.is_file():
-        return []
+        return {}
     listed = read_json(path, _MAX_JSON_BYTES)
     if not isinstance(listed, list) or len(listed) > _MAX_MODULES:
         raise ModelFileError(str(path), f"not a list of at most {_MAX_MODULES} modules")
     modules = [_read_module(path, entry) for entry in listed]
-    if not modules or modules[0].kind != "Transformer":
+    if not modules or modules[0][0] != "Transformer":
         raise ModelFileError(str(path), "its first module must be a Transformer")
-    order = tuple(each.kind for each in modules[1:])
+    order = tuple(kind for kind, _ in modules[1:])
     if order not in ((), ("Pooling",), ("Pooling", "Normalize"), ("LogitScore",)):
         raise unsupported(f"the modules {', '.join(order)}")
-    return modules[1:]
+    return dict(modules[1:])
 
 
-def _read_module(path: Path, entry: object) -> _Module:
+def _read_module(path: Path, entry: object) -> tuple[str, Path]:
     if not isinstance(entry, Mapping):
         raise ModelFileError(str(path), "an entry is not an object")
     fields = Fields(values=entry, path=str(path))
     where = PurePosixPath(fields.text("path", ""))
     if where.is_absolute() or ".." in where.parts:
         raise fields.error("path", "must be within the model's directory")
-    return _Module(kind=fields.text("type").rpartition(".")[2], path=path.parent / where)
+    return fields.text("type").rpartition(".")[2], path.parent / where
 
 
 def _label_tokens(path: Path) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from potluck.catalog import (
     load_tokenizer,
     open_vocabulary,
 )
-from potluck.catalog.small_models import describe_small
+from potluck.catalog.small_models import check_small
 from potluck.drafting.model import ModelDrafts
 from potluck.drafting.sources import draft_source, names_model
 from potluck.engines.loading import PackedCache, default_packed_folder
@@ -283,7 +283,8 @@ class Model:
 
         Raise the errors of :meth:`open`, and ``ParameterError`` for a different vocabulary.
         """
-        description = describe_small(draft, verified, label=verified.files.path.name)
+        description = describe_model(draft)
+        check_small(description, verified, draft_label=draft, label=verified.files.path.name)
         return cls.open(
             draft,
             context_tokens=min(context_tokens, description.config.max_context_tokens),

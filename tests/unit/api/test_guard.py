@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from support.http.api_server import ask_app
@@ -12,9 +13,14 @@ from support.http.toy_gateway import ToyGateway
 
 from potluck.api.app import DIALECTS, build_app
 from potluck.api.config import ApiConfig
+from potluck.api.dialect import Dialect
+from potluck.api.dialects.anthropic import Anthropic
+from potluck.api.dialects.ollama import Ollama
+from potluck.api.dialects.openai import OpenAI
 from potluck.api.errors import ApiError, renamed
 from potluck.api.guard import PathTable
 from potluck.api.keys import ApiKeys, create_api_key
+from potluck.api.service import ApiService
 
 OPENAI_PATHS = (
     "/v1/chat/completions",
@@ -29,19 +35,20 @@ OLLAMA_PATHS = ("/api/chat", "/api/pull", "/api/blobs/sha256:0", "/api")
 
 
 def table() -> PathTable:
-    return PathTable({each: tuple(each.endpoints(None)) for each in DIALECTS})  # type: ignore[arg-type]
+    service = create_autospec(ApiService, instance=True)
+    return PathTable({each: tuple(each.endpoints(service)) for each in DIALECTS})
 
 
 @pytest.mark.parametrize(
-    ("name", "path"),
+    ("dialect", "path"),
     [
-        *(("openai", path) for path in OPENAI_PATHS),
-        *(("anthropic", path) for path in ANTHROPIC_PATHS),
-        *(("ollama", path) for path in OLLAMA_PATHS),
+        *((OpenAI, path) for path in OPENAI_PATHS),
+        *((Anthropic, path) for path in ANTHROPIC_PATHS),
+        *((Ollama, path) for path in OLLAMA_PATHS),
     ],
 )
-def test_every_address_has_a_dialect(name: str, path: str) -> None:
-    assert table().find(path)[0].name == name
+def test_every_address_has_a_dialect(dialect: type[Dialect], path: str) -> None:
+    assert type(table().find(path)[0]) is dialect
 
 
 @pytest.mark.parametrize(

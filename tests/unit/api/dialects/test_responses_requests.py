@@ -21,9 +21,7 @@ from potluck.api.dialects.openai.responses.requests import (
     warnings_of,
 )
 from potluck.api.dialects.openai.responses.tools import (
-    APPLY_PATCH,
-    LOCAL_SHELL,
-    SHELL,
+    CLIENT_TOOLS,
     custom_input,
 )
 from potluck.api.errors import ApiError
@@ -321,7 +319,8 @@ def test_tools_that_clients_execute_are_functions_of_the_model() -> None:
         ]
     ).tool_use
     sql, letters, *others = use.tools
-    assert others == [LOCAL_SHELL, SHELL, APPLY_PATCH]
+    assert [tool.name for tool in others] == ["local_shell", "shell", "apply_patch"]
+    assert others == [tool.function for tool in CLIENT_TOOLS.values()]
     assert (sql.name, sql.description, sql.is_strict) == ("sql", "Runs SQL", True)
     assert sql.parameters["required"] == ["input"]
     assert "lark grammar:\nstart: /a+/" in letters.description

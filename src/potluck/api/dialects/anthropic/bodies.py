@@ -8,7 +8,6 @@ from potluck.api.bodies import OneOf, StrictObject, check_type, parse_object, va
 from potluck.api.dialects.anthropic.ignored_fields import BLOCK, BODY, TOOL
 from potluck.api.ignored_fields import (
     change_items,
-    drop_inert_fields,
     drop_inert_fields_of_items,
 )
 
@@ -140,7 +139,7 @@ def parse_prompt(body: bytes | bytearray) -> PromptBody:
 
 
 def _document(body: bytes | bytearray) -> dict[str, Any]:
-    document = drop_inert_fields(parse_object(body), BODY, "")
+    document = parse_object(body, BODY)
     drop_inert_fields_of_items(document, "system", BLOCK)
     drop_inert_fields_of_items(document, "tools", TOOL)
     change_items(document, "messages", _plain_message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -45,7 +46,7 @@ class MessageRenderer:
     stream_type = EVENT_STREAM
 
     def __init__(self, model_id: str, *, omits_thoughts: bool = False) -> None:
-        self._request_id = f"msg_{secrets.token_hex(12)}"
+        self.request_id = f"msg_{secrets.token_hex(12)}"
         self._model_id = model_id
         self._omits_thoughts = omits_thoughts
         self._has_begun = False
@@ -53,11 +54,6 @@ class MessageRenderer:
         self._open: str | None = None
         self._has_called = False
         self._stop: Json = {"stop_reason": None, "stop_sequence": None}
-
-    @property
-    def request_id(self) -> str:
-        """See ``Renderer``."""
-        return self._request_id
 
     @property
     def waiting(self) -> bytes:
@@ -71,10 +67,7 @@ class MessageRenderer:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """See ``Renderer``."""
-        out = b"".join(_event(each) for part in delta.parts for each in self._part(part))
-        if delta.finish_reason is not None:
-            self._note_end(delta)
-        return out
+        return b"".join(map(_event, self._gains(delta)))
 
     def end(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
@@ -90,27 +83,24 @@ class MessageRenderer:
         """See ``Renderer``."""
         blocks: list[Json] = []
         pieces: list[str] = []
-        for delta in choices[0]:
-            for each in (each for part in delta.parts for each in self._part(part)):
-                match each:
-                    case {"type": "content_block_start", "content_block": dict(block)}:
-                        blocks.append(block)
-                    case {"delta": {"partial_json": str(text)}}:
-                        pieces.append(text)
-                    case {"delta": {"text": str(text)}} | {"delta": {"thinking": str(text)}}:
-                        pieces.append(text)
-                    case {"type": "content_block_stop"}:
-                        _fill(blocks[-1], pieces)
-                        pieces.clear()
-            if delta.finish_reason is not None:
-                self._note_end(delta)
-        if self._open is not None:
-            _fill(blocks[-1], pieces)
+        for each in chain(*map(self._gains, choices[0]), self._close()):
+            match each:
+                case {"type": "content_block_start", "content_block": dict(block)}:
+                    blocks.append(block)
+                case {
+                    "delta": {"partial_json": str(text)}
+                    | {"text": str(text)}
+                    | {"thinking": str(text)}
+                }:
+                    pieces.append(text)
+                case {"type": "content_block_stop"}:
+                    _fill(blocks[-1], pieces)
+                    pieces.clear()
         return msgspec.json.encode(self._message(blocks, usage))
 
     def _message(self, content: Sequence[Json], usage: Usage) -> Json:
         return {
-            "id": self._request_id,
+            "id": self.request_id,
             "type": "message",
             "role": "assistant",
             "model": self._model_id,
@@ -127,6 +117,12 @@ class MessageRenderer:
         else:
             reason = "tool_use" if self._has_called else "end_turn"
         self._stop = {"stop_reason": reason, "stop_sequence": delta.stopped_by}
+
+    def _gains(self, delta: Delta) -> Iterator[Json]:
+        for part in delta.parts:
+            yield from self._part(part)
+        if delta.finish_reason is not None:
+            self._note_end(delta)
 
     def _part(self, part: OutputPart) -> Iterator[Json]:
         match part:
@@ -183,7 +179,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 def _fill(block: Json, pieces: Sequence[str]) -> None:
-    """Return a completed block with its accumulated content."""
+    """Complete a block with its accumulated content."""
     gained = "".join(pieces)
     if block["type"] != "tool_use":
         block[str(block["type"])] = gained

@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from potluck.api.bodies import StrictObject, parse_object, validated
+from potluck.api.bodies import StrictObject, parse_object, parser, validated
 from potluck.api.dialects.ollama.ignored_fields import CHAT, EMBED, GENERATE, MESSAGE, OPTIONS
 from potluck.api.ignored_fields import (
     InertFields,
-    drop_inert_fields,
     drop_inert_fields_of,
     drop_inert_fields_of_items,
 )
@@ -149,12 +148,10 @@ def parse_old_embed(body: bytes | bytearray) -> OldEmbedBody:
     return validated(OldEmbedBody, _document(body, EMBED))
 
 
-def parse_show(body: bytes | bytearray) -> ShowBody:
-    """Parse a request for a model's details. Raises ``ApiError`` that names the invalid field."""
-    return validated(ShowBody, parse_object(body))
+parse_show = parser(ShowBody)
 
 
 def _document(body: bytes | bytearray, others: InertFields) -> dict[str, Any]:
-    document = drop_inert_fields(parse_object(body), others, "")
+    document = parse_object(body, others)
     drop_inert_fields_of(document, "options", OPTIONS)
     return document

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.answer import Prepared
+from potluck.api.config import ApiLimits
 from potluck.api.dialect import Endpoint, bearer_key
 from potluck.api.dialects.ollama.bodies import (
     ChatBody,
     CommonBody,
+    EmbedBody,
     GenerateBody,
+    OldEmbedBody,
     ShowBody,
     parse_chat,
     parse_generate,
@@ -27,8 +31,8 @@ from potluck.api.dialects.ollama.rendering import (
     generate_fields,
 )
 from potluck.api.dialects.ollama.requests import PARAMETER_NAMES, chat_request, generate_request
-from potluck.api.dialects.ollama.vectors import VectorEndpoints
-from potluck.api.errors import ApiError, invalid
+from potluck.api.dialects.ollama.vectors import vector_endpoints
+from potluck.api.errors import invalid
 from potluck.api.jobs import Job, chat_job, empty_job, text_job
 from potluck.api.requests import CompletionRequest
 from potluck.api.service import ApiService, json_response
@@ -44,55 +48,31 @@ _LATEST = ":latest"
 class Ollama:
     """The dialect of Ollama's native API, not of its OpenAI-compatible one."""
 
-    name = "ollama"
+    error = staticmethod(error_json)
+    key_of = staticmethod(bearer_key)
 
     def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
         """See ``Dialect``."""
         api = _Endpoints(service)
+        answer = partial(service.answer, model_of=api.model_of, names=PARAMETER_NAMES)
+        chat = partial(answer, parse=parse_chat, prepare=_prepare_chat, prompt_param="messages")
+        generate = partial(
+            answer, parse=parse_generate, prepare=_prepare_generate, prompt_param="prompt"
+        )
         return (
-            Endpoint(method="POST", path="/api/chat", answer=api.chat),
-            Endpoint(method="POST", path="/api/generate", answer=api.generate),
+            Endpoint(method="POST", path="/api/chat", answer=chat),
+            Endpoint(method="POST", path="/api/generate", answer=generate),
             Endpoint(method="POST", path="/api/show", answer=api.show),
             Endpoint(method="GET", path="/api/tags", answer=api.tags),
             Endpoint(method="GET", path="/api/ps", answer=api.running),
             Endpoint(method="GET", path="/api/version", answer=api.version),
-            *VectorEndpoints(service, api.name_of).endpoints(),
+            *vector_endpoints(service, api.model_of),
         )
-
-    def key_of(self, headers: Mapping[str, str]) -> str | None:
-        """See ``Dialect``."""
-        return bearer_key(headers)
-
-    def error(self, error: ApiError) -> bytes:
-        """See ``Dialect``."""
-        return error_json(error)
 
 
 class _Endpoints:
     def __init__(self, service: ApiService) -> None:
         self._service = service
-
-    async def chat(self, request: Request) -> Response:
-        """``POST /api/chat``."""
-        return await self._service.answer(
-            request,
-            parse_chat,
-            lambda body: self.name_of(body.model),
-            self._prepare_chat,
-            prompt_param="messages",
-            names=PARAMETER_NAMES,
-        )
-
-    async def generate(self, request: Request) -> Response:
-        """``POST /api/generate``."""
-        return await self._service.answer(
-            request,
-            parse_generate,
-            lambda body: self.name_of(body.model),
-            self._prepare_generate,
-            prompt_param="prompt",
-            names=PARAMETER_NAMES,
-        )
 
     async def tags(self, request: Request) -> Response:
         """``GET /api/tags``: deployed models."""
@@ -119,10 +99,17 @@ class _Endpoints:
             return self.name_of(name)
 
         model = await self._service.computed(
-            request, parse_show, model_of, lambda _body, model: model, prompt_param="model"
+            request,
+            parse_show,
+            lambda _body, model: model,
+            model_of=model_of,
+            prompt_param="model",
         )
-        answer = shown_json(self._service.status(model.model_id), model)
-        return json_response(answer)
+        return json_response(shown_json(self._service.status(model.model_id), model))
+
+    def model_of(self, body: CommonBody | EmbedBody | OldEmbedBody) -> str:
+        """Return the name of the model of a request."""
+        return self.name_of(body.model)
 
     def name_of(self, name: str) -> str:
         """Return the name of the model; Ollama's clients add a tag to names without one."""
@@ -133,20 +120,19 @@ class _Endpoints:
                 return plain
         return name
 
-    def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
-        if not body.messages:
-            return _prepared(body, empty_job(model), chat_fields)
-        job = chat_job(chat_request(body, model), model, self._service.limits)
-        return _prepared(body, job, chat_fields)
 
-    def _prepare_generate(self, body: GenerateBody, model: ServedModel) -> Prepared:
-        if not body.prompt and not body.suffix:
-            return _prepared(body, empty_job(model), generate_fields)
-        parsed = generate_request(body, model)
-        limits = self._service.limits
-        if isinstance(parsed, CompletionRequest):
-            return _prepared(body, text_job(parsed, model, limits), generate_fields)
-        return _prepared(body, chat_job(parsed, model, limits), generate_fields)
+def _prepare_chat(body: ChatBody, model: ServedModel, limits: ApiLimits) -> Prepared:
+    job = chat_job(chat_request(body, model), model, limits) if body.messages else empty_job(model)
+    return _prepared(body, job, chat_fields)
+
+
+def _prepare_generate(body: GenerateBody, model: ServedModel, limits: ApiLimits) -> Prepared:
+    if not body.prompt and not body.suffix:
+        return _prepared(body, empty_job(model), generate_fields)
+    parsed = generate_request(body, model)
+    if isinstance(parsed, CompletionRequest):
+        return _prepared(body, text_job(parsed, model, limits), generate_fields)
+    return _prepared(body, chat_job(parsed, model, limits), generate_fields)
 
 
 def _prepared(body: CommonBody, job: Job, fields: OfDelta) -> Prepared:

@@ -54,7 +54,7 @@ class OllamaRenderer:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._request_id = secrets.token_hex(12)
+        self.request_id = secrets.token_hex(12)
         self._model_id = model_id
         self._fields = fields
         self._tokenizer = tokenizer
@@ -64,11 +64,6 @@ class OllamaRenderer:
         self._calls: list[_Call] = []
         self._num_given_calls = 0
         self._reason: FinishReason | None = None
-
-    @property
-    def request_id(self) -> str:
-        """See ``Renderer``."""
-        return self._request_id
 
     @property
     def waiting(self) -> bytes:

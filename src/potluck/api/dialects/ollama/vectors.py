@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from potluck.api.config import ApiLimits
 from potluck.api.dialect import Endpoint
 from potluck.api.dialects.ollama.bodies import (
     EmbedBody,
@@ -20,78 +21,79 @@ from potluck.api.dialects.ollama.bodies import (
 )
 from potluck.api.dialects.ollama.requests import check_context
 from potluck.api.service import ApiService
-from potluck.api.vectors import EmbeddingRequest, PreparedVectors, VectorJob, embed_job, embeddings
+from potluck.api.vectors import PreparedVectors, VectorJob, embed_job, embeddings
 from potluck.types.gateway import ServedModel
 
 
-class VectorEndpoints:
-    """Embedding endpoints. ``name_of`` maps the client's name of a model to Potluck's."""
+def vector_endpoints(
+    service: ApiService, model_of: Callable[[EmbedBody | OldEmbedBody], str]
+) -> Sequence[Endpoint]:
+    """Return the endpoints for embeddings; the second is the older one."""
 
-    def __init__(self, service: ApiService, name_of: Callable[[str], str]) -> None:
-        self._service = service
-        self._name_of = name_of
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """Return the endpoints; the second is the older one."""
-        return (
-            Endpoint(method="POST", path="/api/embed", answer=self.embed),
-            Endpoint(method="POST", path="/api/embeddings", answer=self.old_embed),
-        )
-
-    async def embed(self, request: Request) -> Response:
+    async def embed(request: Request) -> Response:
         """``POST /api/embed``."""
-        began = time.perf_counter()
-        return await self._service.vectors(
+        return await service.vectors(
             request,
             parse_embed,
-            lambda body: self._name_of(body.model),
-            partial(self._prepare, began=began),
+            partial(_prepare, began=time.perf_counter()),
+            model_of=model_of,
             prompt_param="input",
         )
 
-    async def old_embed(self, request: Request) -> Response:
-        """``POST /api/embeddings``."""
-        return await self._service.vectors(
-            request,
-            parse_old_embed,
-            lambda body: self._name_of(body.model),
-            self._prepare_old,
-            prompt_param="prompt",
-        )
+    old_embed = partial(
+        service.vectors,
+        parse=parse_old_embed,
+        prepare=_prepare_old,
+        model_of=model_of,
+        prompt_param="prompt",
+    )
+    return (
+        Endpoint(method="POST", path="/api/embed", answer=embed),
+        Endpoint(method="POST", path="/api/embeddings", answer=old_embed),
+    )
 
-    def _prepare(self, body: EmbedBody, model: ServedModel, *, began: float) -> PreparedVectors:
-        check_context(body.options, model)
-        inputs = [body.input] if isinstance(body.input, str) else body.input
-        job = self._job(
-            EmbeddingRequest(
-                inputs=[] if inputs == [""] else inputs,
-                dimensions=body.dimensions,
-                truncates=body.truncate is not False,
-            ),
-            model,
-            "input",
-        )
-        return PreparedVectors(
-            job=job,
-            request_id=secrets.token_hex(12),
-            write=partial(
-                _write, job=job, name=body.model, dimensions=body.dimensions, began=began
-            ),
-        )
 
-    def _prepare_old(self, body: OldEmbedBody, model: ServedModel) -> PreparedVectors:
-        check_context(body.options, model)
-        inputs = EmbeddingRequest(inputs=[body.prompt] if body.prompt else [], truncates=True)
-        job = self._job(inputs, model, "prompt")
-        return PreparedVectors(
-            job=job, request_id=secrets.token_hex(12), write=partial(_write_old, job=job)
-        )
+def _prepare(
+    body: EmbedBody, model: ServedModel, limits: ApiLimits, *, began: float
+) -> PreparedVectors:
+    check_context(body.options, model)
+    inputs = [body.input] if isinstance(body.input, str) else body.input
+    job = _job(
+        [] if inputs == [""] else inputs,
+        model,
+        limits,
+        dimensions=body.dimensions,
+        truncates=body.truncate is not False,
+        param="input",
+    )
+    return PreparedVectors(
+        job=job,
+        request_id=secrets.token_hex(12),
+        write=partial(_write, job=job, name=body.model, dimensions=body.dimensions, began=began),
+    )
 
-    def _job(self, inputs: EmbeddingRequest, model: ServedModel, param: str) -> VectorJob:
-        """Return the job that embeds the inputs; a request without inputs only checks the model."""
-        if not inputs.inputs and model.embedding is not None:
-            return VectorJob(model=model, requests=())
-        return embed_job(inputs, model, self._service.limits, param=param)
+
+def _prepare_old(body: OldEmbedBody, model: ServedModel, limits: ApiLimits) -> PreparedVectors:
+    check_context(body.options, model)
+    job = _job([body.prompt] if body.prompt else [], model, limits, truncates=True, param="prompt")
+    return PreparedVectors(
+        job=job, request_id=secrets.token_hex(12), write=partial(_write_old, job=job)
+    )
+
+
+def _job(
+    inputs: Sequence[str],
+    model: ServedModel,
+    limits: ApiLimits,
+    *,
+    dimensions: int | None = None,
+    truncates: bool,
+    param: str,
+) -> VectorJob:
+    """Return the job that embeds the inputs; a request without inputs only checks the model."""
+    if not inputs and model.embedding is not None:
+        return VectorJob(model=model, requests=())
+    return embed_job(inputs, model, limits, dimensions=dimensions, truncates=truncates, param=param)
 
 
 def _write(

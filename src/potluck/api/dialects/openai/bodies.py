@@ -222,7 +222,7 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
 
 def parse_chat(body: bytes | bytearray) -> ChatBody:
     """Parse a chat request. Raises ``ApiError`` that names the invalid field."""
-    document = drop_inert_fields(parse_object(body), CHAT, "")
+    document = parse_object(body, CHAT)
     drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     drop_inert_fields_of(document, "reasoning", REASONING)
     prediction = document.get("prediction")
@@ -236,7 +236,7 @@ def parse_chat(body: bytes | bytearray) -> ChatBody:
 
 def parse_completion(body: bytes | bytearray) -> CompletionBody:
     """Parse a completion request. Raises ``ApiError`` that names the invalid field."""
-    document = drop_inert_fields(parse_object(body), COMPLETION, "")
+    document = parse_object(body, COMPLETION)
     drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     return validated(CompletionBody, document)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from potluck.api.delta import Delta, ScoredToken
 from potluck.api.dialects.openai.rendering import MIN_LOGPROB
@@ -28,12 +28,7 @@ class ChatChoices:
 
     def whole(self, index: int, delta: Delta) -> Json:
         """See ``Choices``."""
-        calls: list[_Call] = []
-        for part in delta.parts:
-            if isinstance(part, ToolCallStart):
-                calls.append(_Call(call_id=_new_call_id(), name=part.name))
-            elif isinstance(part, ToolCallArguments):
-                calls[part.index].arguments.append(part.text)
+        calls = self._calls(index, delta)
         message: Json = {
             "role": "assistant",
             "content": None if calls and not delta.text else delta.text,
@@ -42,8 +37,7 @@ class ChatChoices:
         if reasoning := delta.reasoning:
             message["reasoning_content"] = reasoning
         if calls:
-            self._calling.add(index)
-            message["tool_calls"] = [call.to_json() for call in calls]
+            message["tool_calls"] = list(calls.values())
         return {
             "index": index,
             "message": message,
@@ -62,23 +56,31 @@ class ChatChoices:
             gained["reasoning_content"] = reasoning
         if (text := delta.text) or not delta.parts:
             gained["content"] = text
-        # One entry for each call: clients take two entries for two calls.
-        calls: dict[int, _Call | _CallPart] = {}
-        for part in delta.parts:
-            if isinstance(part, ToolCallStart):
-                self._calling.add(index)
-                calls[part.index] = _Call(call_id=_new_call_id(), name=part.name)
-            elif isinstance(part, ToolCallArguments):
-                calls.setdefault(part.index, _CallPart()).arguments.append(part.text)
-        if calls:
-            gained["tool_calls"] = [
-                {"index": number, **call.to_json()} for number, call in calls.items()
-            ]
+        if calls := self._calls(index, delta):
+            gained["tool_calls"] = [{"index": number, **call} for number, call in calls.items()]
         return _chunk_choice(index, gained, self._logprobs(delta.tokens))
 
     def last(self, index: int, reason: FinishReason) -> Json:
         """See ``Choices``."""
         return {**_chunk_choice(index, {}, None), "finish_reason": self._reason(index, reason)}
+
+    def _calls(self, index: int, delta: Delta) -> dict[int, Json]:
+        """Return an entry for each call with parts in ``delta``: clients take two entries for two
+        calls.
+        """
+        names: dict[int, str] = {}
+        arguments: defaultdict[int, list[str]] = defaultdict(list)
+        for part in delta.parts:
+            if isinstance(part, ToolCallStart):
+                self._calling.add(index)
+                names[part.index] = part.name
+                arguments[part.index] = []
+            elif isinstance(part, ToolCallArguments):
+                arguments[part.index].append(part.text)
+        return {
+            number: _call_json(names.get(number), "".join(pieces))
+            for number, pieces in arguments.items()
+        }
 
     def _reason(self, index: int, reason: FinishReason | None) -> str | None:
         if reason is FinishReason.STOP and index in self._calling:
@@ -96,28 +98,9 @@ def _chunk_choice(index: int, delta: Json, logprobs: Json | None) -> Json:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Call:
-    """A call that is still being received. Mutable while the answer is assembled."""
-
-    call_id: str
-    name: str
-    arguments: list[str] = field(default_factory=list)
-
-    def to_json(self) -> Json:
-        function = {"name": self.name, "arguments": "".join(self.arguments)}
-        return {"id": self.call_id, "type": "function", "function": function}
-
-
-@dataclass(slots=True, kw_only=True)
-class _CallPart:
-    """The part of a call in one chunk. Mutable while the chunk is assembled."""
-
-    arguments: list[str] = field(default_factory=list)
-
-    def to_json(self) -> Json:
-        return {"function": {"arguments": "".join(self.arguments)}}
-
-
-def _new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def _call_json(name: str | None, arguments: str) -> Json:
+    """Return a call, or the next part of one that has begun, without a name."""
+    if name is None:
+        return {"function": {"arguments": arguments}}
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.answer import Prepared
+from potluck.api.config import ApiLimits
 from potluck.api.dialect import Endpoint, bearer_key
 from potluck.api.dialects.openai.bodies import (
     ChatBody,
@@ -22,9 +24,9 @@ from potluck.api.dialects.openai.completions import CompletionChoices
 from potluck.api.dialects.openai.rendering import Choices, OpenAIRenderer, error_json
 from potluck.api.dialects.openai.requests import chat_request, completion_request
 from potluck.api.dialects.openai.responses import ResponsesEndpoints
-from potluck.api.dialects.openai.tokens import TokenEndpoints
-from potluck.api.dialects.openai.vectors import VectorEndpoints
-from potluck.api.errors import ApiError, invalid
+from potluck.api.dialects.openai.tokens import token_endpoints
+from potluck.api.dialects.openai.vectors import vector_endpoints
+from potluck.api.errors import invalid
 from potluck.api.jobs import Job, chat_job, text_job
 from potluck.api.rendering import Json
 from potluck.api.service import ApiService, json_response
@@ -35,70 +37,51 @@ from potluck.types.sampling import default_sampling
 class OpenAI:
     """The dialect of OpenAI and most other servers. Paths of no dialect use it, too."""
 
-    name = "openai"
+    error = staticmethod(error_json)
 
     def endpoints(self, service: ApiService) -> Sequence[Endpoint]:
         """See ``Dialect``."""
-        api = _Endpoints(service)
+
+        async def models(request: Request) -> Response:
+            """``GET /v1/models``."""
+            return json_response(_models_json(service.gateway.models()))
+
+        async def model(request: Request) -> Response:
+            """``GET /v1/models/{id}``."""
+            return json_response(_model_json(service.status(request.path_params["model_id"])))
+
+        chat = partial(
+            service.answer, parse=parse_chat, prepare=_prepare_chat, prompt_param="messages"
+        )
+        complete = partial(
+            service.answer,
+            parse=parse_completion,
+            prepare=_prepare_completion,
+            prompt_param="prompt",
+        )
         return (
-            Endpoint(method="POST", path="/v1/chat/completions", answer=api.chat),
-            Endpoint(method="POST", path="/v1/completions", answer=api.complete),
-            Endpoint(method="GET", path="/v1/models", answer=api.models),
-            Endpoint(method="GET", path="/v1/models/{model_id:path}", answer=api.model),
+            Endpoint(method="POST", path="/v1/chat/completions", answer=chat),
+            Endpoint(method="POST", path="/v1/completions", answer=complete),
+            Endpoint(method="GET", path="/v1/models", answer=models),
+            Endpoint(method="GET", path="/v1/models/{model_id:path}", answer=model),
             *ResponsesEndpoints(service).endpoints(),
-            *VectorEndpoints(service).endpoints(),
-            *TokenEndpoints(service).endpoints(),
+            *vector_endpoints(service),
+            *token_endpoints(service),
         )
 
     def key_of(self, headers: Mapping[str, str]) -> str | None:
         """See ``Dialect``. Anthropic's clients list models at this dialect's endpoint."""
         return bearer_key(headers) or headers.get("x-api-key")
 
-    def error(self, error: ApiError) -> bytes:
-        """See ``Dialect``."""
-        return error_json(error)
+
+def _prepare_chat(body: ChatBody, model: ServedModel, limits: ApiLimits) -> Prepared:
+    choices = ChatChoices(model.tokenizer, logprobs=bool(body.logprobs))
+    return _prepared(body, choices, chat_job(chat_request(body), model, limits))
 
 
-class _Endpoints:
-    def __init__(self, service: ApiService) -> None:
-        self._service = service
-
-    async def chat(self, request: Request) -> Response:
-        """``POST /v1/chat/completions``."""
-        return await self._service.answer(
-            request,
-            parse_chat,
-            lambda body: body.model,
-            self._prepare_chat,
-            prompt_param="messages",
-        )
-
-    async def complete(self, request: Request) -> Response:
-        """``POST /v1/completions``."""
-        return await self._service.answer(
-            request,
-            parse_completion,
-            lambda body: body.model,
-            self._prepare_completion,
-            prompt_param="prompt",
-        )
-
-    async def models(self, request: Request) -> Response:
-        """``GET /v1/models``."""
-        return json_response(_models_json(self._service.gateway.models()))
-
-    async def model(self, request: Request) -> Response:
-        """``GET /v1/models/{id}``."""
-        return json_response(_model_json(self._service.status(request.path_params["model_id"])))
-
-    def _prepare_chat(self, body: ChatBody, model: ServedModel) -> Prepared:
-        choices = ChatChoices(model.tokenizer, logprobs=bool(body.logprobs))
-        return _prepared(body, choices, chat_job(chat_request(body), model, self._service.limits))
-
-    def _prepare_completion(self, body: CompletionBody, model: ServedModel) -> Prepared:
-        choices = CompletionChoices(tokenizer=model.tokenizer, logprobs=body.logprobs is not None)
-        job = text_job(completion_request(body), model, self._service.limits)
-        return _prepared(body, choices, job)
+def _prepare_completion(body: CompletionBody, model: ServedModel, limits: ApiLimits) -> Prepared:
+    choices = CompletionChoices(tokenizer=model.tokenizer, logprobs=body.logprobs is not None)
+    return _prepared(body, choices, text_job(completion_request(body), model, limits))
 
 
 def _prepared(body: CommonBody, choices: Choices, job: Job) -> Prepared:

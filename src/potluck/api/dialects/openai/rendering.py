@@ -94,13 +94,9 @@ class OpenAIRenderer:
     def __init__(self, choices: Choices, model_id: str, *, include_usage: bool) -> None:
         self._choices = choices
         self._identity = Identity.new(choices.prefix, model_id)
+        self.request_id = self._identity.request_id
         self._include_usage = include_usage
         self._begun: set[int] = set()
-
-    @property
-    def request_id(self) -> str:
-        """See ``Renderer``."""
-        return self._identity.request_id
 
     def begin(self, usage: Usage) -> bytes:
         """See ``Renderer``."""

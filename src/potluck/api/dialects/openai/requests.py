@@ -12,13 +12,14 @@ from potluck.api.dialects.openai.bodies import (
     ChatBody,
     CommonBody,
     CompletionBody,
+    ContentPart,
+    Message,
     NamedTool,
     ResponseFormat,
     StructuredOutputs,
     Thinking,
     ToolChoice,
 )
-from potluck.api.dialects.openai.messages import chat_messages, prediction_text
 from potluck.api.errors import invalid
 from potluck.api.grammars import choice_grammar, only_one, schema_grammar, written_grammar
 from potluck.api.requests import ChatRequest, CompletionRequest, given, num_top_logprobs
@@ -26,17 +27,22 @@ from potluck.api.tools import not_among, tool_use
 from potluck.text.chat import chat_ending
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.ranges import require_number
-from potluck.types.text import Tool
+from potluck.types.text import ChatMessage, Tool, ToolCall
 
 _T = TypeVar("_T")
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of completions. A chat continues to the end of the context."""
 
+_MAX_NAME_CHARACTERS = 64
+"""Maximum length of a message's ``name``, as in OpenAI's API."""
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
 
 def chat_request(body: ChatBody) -> ChatRequest:
     """Convert a chat completion request. Raises ``PotluckError``."""
-    messages = chat_messages(body.messages)
+    messages = [_message(each, f"messages[{index}]") for index, each in enumerate(body.messages)]
     effort = _reasoning_effort(body)
     top_logprobs = num_top_logprobs(body.logprobs, body.top_logprobs)
     return ChatRequest(
@@ -53,7 +59,7 @@ def chat_request(body: ChatBody) -> ChatRequest:
         reasoning_effort=effort,
         thinks=_thinks(body, effort),
         template_variables=body.chat_template_kwargs or {},
-        prediction="" if body.prediction is None else prediction_text(body.prediction),
+        prediction="" if body.prediction is None else _text(body.prediction.content),
     )
 
 
@@ -122,6 +128,65 @@ def _common(body: CommonBody) -> _Common:
         num_choices=1 if body.n is None else body.n,
         user=body.user,
     )
+
+
+def _message(message: Message, where: str) -> ChatMessage:
+    if message.role not in _ROLES:
+        raise invalid(
+            f"{where}.role", f"unknown role {message.role[:20]!r}: use {', '.join(_ROLES)}"
+        )
+    if message.name is not None and len(message.name) > _MAX_NAME_CHARACTERS:
+        raise invalid(
+            f"{where}.name",
+            f"{where}.name has {len(message.name)} characters; the limit is {_MAX_NAME_CHARACTERS}",
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        raise invalid(
+            f"{where}.tool_call_id",
+            f"{where}.tool_call_id is required: it identifies the tool call that the "
+            "message answers",
+            code="missing_required_parameter",
+        )
+    thoughts = message.reasoning_content or message.reasoning
+    if message.role != "assistant" and (message.tool_calls or thoughts):
+        raise invalid(
+            f"{where}.role",
+            f"{where} has the role {message.role}: only assistant messages may have tool "
+            "calls and reasoning",
+        )
+    if message.role != "tool" and message.tool_call_id:
+        raise invalid(
+            f"{where}.tool_call_id",
+            f"{where} has the role {message.role}: only messages with the role tool may "
+            "answer a tool call",
+        )
+    return ChatMessage(
+        role=message.role,  # templates without a developer role get a system message
+        content=_content(message, where),
+        name=message.name,
+        tool_calls=tuple(
+            ToolCall(call_id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id if message.role == "tool" else None,
+        reasoning=thoughts,
+    )
+
+
+def _content(message: Message, where: str) -> str:
+    if message.content is not None:
+        return _text(message.content)
+    if message.role != "assistant":
+        raise invalid(
+            f"{where}.content",
+            f"{where}.content is required",
+            code="missing_required_parameter",
+        )
+    return ""  # OpenAI's own answers have no content if the assistant called a tool or refused
+
+
+def _text(content: str | Sequence[ContentPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _tool_use(body: ChatBody) -> ToolUse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from potluck.api.bodies import StrictObject, parse_object, validated
+from potluck.api.bodies import StrictObject, parse_object, parser, validated
 from potluck.api.dialects.openai.bodies import Message, ToolBody, plain_chat
 
 
@@ -41,6 +41,4 @@ def parse_tokenize(body: bytes | bytearray) -> TokenizeBody:
     return validated(TokenizeBody, plain_chat(parse_object(body)))
 
 
-def parse_detokenize(body: bytes | bytearray) -> DetokenizeBody:
-    """Parse a request for the text of tokens. Raises ``ApiError`` that names the invalid field."""
-    return validated(DetokenizeBody, parse_object(body))
+parse_detokenize = parser(DetokenizeBody)

@@ -28,40 +28,30 @@ _OF_TEXTS = ("add_special_tokens", "add_special", "parse_special")
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-class TokenEndpoints:
-    """Endpoints that tokenize and detokenize text."""
+def token_endpoints(service: ApiService) -> Sequence[Endpoint]:
+    """Return the endpoints that tokenize and detokenize text."""
 
-    def __init__(self, service: ApiService) -> None:
-        self._service = service
+    def model_of(body: TokenizeBody | DetokenizeBody) -> str:
+        return service.model_id(body.model)
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """Return the endpoints."""
-        return (
-            Endpoint(method="POST", path="/tokenize", answer=self.tokenize),
-            Endpoint(method="POST", path="/detokenize", answer=self.detokenize),
-        )
-
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(request: Request) -> Response:
         """``POST /tokenize``."""
-        answer = await self._service.computed(
-            request,
-            parse_tokenize,
-            lambda body: self._service.model_id(body.model),
-            _tokenized,
-            prompt_param="prompt",
+        answer = await service.computed(
+            request, parse_tokenize, _tokenized, model_of=model_of, prompt_param="prompt"
         )
         return json_response(answer)
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(request: Request) -> Response:
         """``POST /detokenize``."""
-        answer = await self._service.computed(
-            request,
-            parse_detokenize,
-            lambda body: self._service.model_id(body.model),
-            _detokenized,
-            prompt_param="tokens",
+        answer = await service.computed(
+            request, parse_detokenize, _detokenized, model_of=model_of, prompt_param="tokens"
         )
         return json_response(answer)
+
+    return (
+        Endpoint(method="POST", path="/tokenize", answer=tokenize),
+        Endpoint(method="POST", path="/detokenize", answer=detokenize),
+    )
 
 
 def _tokenized(body: TokenizeBody, model: ServedModel) -> Json:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from potluck.api.bodies import StrictObject, parse_object, validated
+from potluck.api.bodies import StrictObject, parser
 from potluck.api.dialects.openai.ignored_fields import SERVICE
-from potluck.api.ignored_fields import LABELS, IgnoredField, InertFields, drop_inert_fields
+from potluck.api.ignored_fields import LABELS, IgnoredField, InertFields
 
 _HARMLESS: Mapping[str, IgnoredField] = {**SERVICE, "metadata": LABELS}
 
@@ -70,16 +70,6 @@ class ScoreBody(StrictObject, frozen=True, kw_only=True):
     user: str | None = None
 
 
-def parse_embedding(body: bytes | bytearray) -> EmbeddingBody:
-    """Parse a request for embeddings. Raises ``ApiError`` that names the invalid field."""
-    return validated(EmbeddingBody, drop_inert_fields(parse_object(body), EMBEDDING, ""))
-
-
-def parse_rerank(body: bytes | bytearray) -> RerankBody:
-    """Parse a request to rank documents. Raises ``ApiError`` that names the invalid field."""
-    return validated(RerankBody, drop_inert_fields(parse_object(body), RERANK, ""))
-
-
-def parse_score(body: bytes | bytearray) -> ScoreBody:
-    """Parse a request to score pairs. Raises ``ApiError`` that names the invalid field."""
-    return validated(ScoreBody, drop_inert_fields(parse_object(body), SCORE, ""))
+parse_embedding = parser(EmbeddingBody, EMBEDDING)
+parse_rerank = parser(RerankBody, RERANK)
+parse_score = parser(ScoreBody, SCORE)

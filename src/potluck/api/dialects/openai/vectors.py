@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 
+from potluck.api.config import ApiLimits
 from potluck.api.dialect import Endpoint
 from potluck.api.dialects.openai.rendering import Identity
 from potluck.api.dialects.openai.requests import texts_or_tokens
@@ -25,9 +24,7 @@ from potluck.api.errors import invalid
 from potluck.api.rendering import Json
 from potluck.api.service import ApiService
 from potluck.api.vectors import (
-    EmbeddingRequest,
     PreparedVectors,
-    RerankRequest,
     VectorJob,
     embed_job,
     embeddings,
@@ -38,101 +35,65 @@ from potluck.types.gateway import ServedModel
 from potluck.types.ranges import require_number
 
 
-class VectorEndpoints:
-    """Endpoints for embeddings and document scores."""
+def vector_endpoints(service: ApiService) -> Sequence[Endpoint]:
+    """Return the endpoints for embeddings and document scores, including the unversioned paths that
+    other servers also have.
+    """
+    answer = service.vectors
+    embed = partial(answer, parse=parse_embedding, prepare=_prepare_embedding, prompt_param="input")
+    rerank = partial(answer, parse=parse_rerank, prepare=_prepare_rerank, prompt_param="documents")
+    score = partial(answer, parse=parse_score, prepare=_prepare_score, prompt_param="text_2")
+    return (
+        Endpoint(method="POST", path="/v1/embeddings", answer=embed),
+        Endpoint(method="POST", path="/v1/rerank", answer=rerank),
+        Endpoint(method="POST", path="/rerank", answer=rerank),
+        Endpoint(method="POST", path="/v1/score", answer=score),
+        Endpoint(method="POST", path="/score", answer=score),
+    )
 
-    def __init__(self, service: ApiService) -> None:
-        self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """Return the endpoints, including the unversioned paths that other servers also have."""
-        return (
-            Endpoint(method="POST", path="/v1/embeddings", answer=self.embed),
-            Endpoint(method="POST", path="/v1/rerank", answer=self.rerank),
-            Endpoint(method="POST", path="/rerank", answer=self.rerank),
-            Endpoint(method="POST", path="/v1/score", answer=self.score),
-            Endpoint(method="POST", path="/score", answer=self.score),
-        )
+def _prepare_embedding(
+    body: EmbeddingBody, model: ServedModel, limits: ApiLimits
+) -> PreparedVectors:
+    inputs = texts_or_tokens(body.input, "input")
+    job = embed_job(inputs, model, limits, dimensions=body.dimensions)
+    is_base64 = body.encoding_format == "base64"
+    return PreparedVectors(
+        job=job,
+        request_id=Identity.new("embd", model.model_id).request_id,
+        write=partial(_write_embeddings, job=job, dimensions=body.dimensions, is_base64=is_base64),
+        user=body.user,
+    )
 
-    async def embed(self, request: Request) -> Response:
-        """``POST /v1/embeddings``."""
-        return await self._service.vectors(
-            request,
-            parse_embedding,
-            lambda body: body.model,
-            self._prepare_embedding,
-            prompt_param="input",
-        )
 
-    async def rerank(self, request: Request) -> Response:
-        """``POST /v1/rerank``."""
-        return await self._service.vectors(
-            request,
-            parse_rerank,
-            lambda body: body.model,
-            self._prepare_rerank,
-            prompt_param="documents",
-        )
+def _prepare_rerank(body: RerankBody, model: ServedModel, limits: ApiLimits) -> PreparedVectors:
+    if body.top_n is not None:
+        require_number("top_n", body.top_n)
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    pairs = [(body.query, document) for document in documents]
+    job = rank_job(pairs, model, limits, instruction=body.instruction)
+    identity = Identity.new("rerank", model.model_id)
+    shown = None if body.return_documents is False else documents
+    return PreparedVectors(
+        job=job,
+        request_id=identity.request_id,
+        write=partial(
+            _write_ranking, job=job, identity=identity, documents=shown, top_n=body.top_n
+        ),
+        user=body.user,
+    )
 
-    async def score(self, request: Request) -> Response:
-        """``POST /v1/score``."""
-        return await self._service.vectors(
-            request,
-            parse_score,
-            lambda body: body.model,
-            self._prepare_score,
-            prompt_param="text_2",
-        )
 
-    def _prepare_embedding(self, body: EmbeddingBody, model: ServedModel) -> PreparedVectors:
-        inputs = EmbeddingRequest(
-            inputs=texts_or_tokens(body.input, "input"),
-            dimensions=body.dimensions,
-        )
-        job = embed_job(inputs, model, self._service.limits)
-        is_base64 = body.encoding_format == "base64"
-        return PreparedVectors(
-            job=job,
-            request_id=Identity.new("embd", model.model_id).request_id,
-            write=partial(
-                _write_embeddings, job=job, dimensions=body.dimensions, is_base64=is_base64
-            ),
-            user=body.user,
-        )
-
-    def _prepare_rerank(self, body: RerankBody, model: ServedModel) -> PreparedVectors:
-        if body.top_n is not None:
-            require_number("top_n", body.top_n)
-        documents = [each if isinstance(each, str) else each.text for each in body.documents]
-        inputs = RerankRequest(
-            pairs=[(body.query, document) for document in documents],
-            instruction=body.instruction,
-        )
-        job = rank_job(inputs, model, self._service.limits)
-        identity = Identity.new("rerank", model.model_id)
-        shown = None if body.return_documents is False else documents
-        return PreparedVectors(
-            job=job,
-            request_id=identity.request_id,
-            write=partial(
-                _write_ranking, job=job, identity=identity, documents=shown, top_n=body.top_n
-            ),
-            user=body.user,
-        )
-
-    def _prepare_score(self, body: ScoreBody, model: ServedModel) -> PreparedVectors:
-        inputs = RerankRequest(
-            pairs=_pairs(body.text_1, body.text_2),
-            instruction=body.instruction,
-        )
-        job = rank_job(inputs, model, self._service.limits, param="text_2")
-        identity = Identity.new("score", model.model_id)
-        return PreparedVectors(
-            job=job,
-            request_id=identity.request_id,
-            write=partial(_write_scores, job=job, identity=identity),
-            user=body.user,
-        )
+def _prepare_score(body: ScoreBody, model: ServedModel, limits: ApiLimits) -> PreparedVectors:
+    pairs = _pairs(body.text_1, body.text_2)
+    job = rank_job(pairs, model, limits, instruction=body.instruction, param="text_2")
+    identity = Identity.new("score", model.model_id)
+    return PreparedVectors(
+        job=job,
+        request_id=identity.request_id,
+        write=partial(_write_scores, job=job, identity=identity),
+        user=body.user,
+    )
 
 
 def _pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:

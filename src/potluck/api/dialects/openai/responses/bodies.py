@@ -19,6 +19,7 @@ from potluck.api.bodies import (
     validated,
     variants,
 )
+from potluck.api.dialects.openai.bodies import ReasoningEffort
 from potluck.api.dialects.openai.ignored_fields import PROMPT_CACHE, SERVICE, STREAM_OPTIONS
 from potluck.api.errors import invalid
 from potluck.api.ignored_fields import (
@@ -296,7 +297,7 @@ class TextOptions(StrictObject, frozen=True, kw_only=True):
 class ReasoningOptions(StrictObject, frozen=True, kw_only=True):
     """``reasoning``. Potluck returns the reasoning itself and creates no summaries."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -383,7 +384,7 @@ _DATE = re.compile(r"_\d{4}_\d{2}_\d{2}")
 
 def parse_response(body: bytes | bytearray) -> ResponseBody:
     """Parse a request for a response. Raises ``ApiError`` that names the invalid field."""
-    document = drop_inert_fields(parse_object(body), _OTHERS, "")
+    document = parse_object(body, _OTHERS)
     drop_inert_fields_of(document, "stream_options", STREAM_OPTIONS)
     change_items(document, "input", _typed_item)
     change_items(document, "tools", partial(_plain_tool, kind=AnyTool))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from potluck.api.answer import Prepared
+from potluck.api.config import ApiLimits
 from potluck.api.dialect import Endpoint
 from potluck.api.dialects.openai.responses.bodies import (
     Item,
@@ -51,21 +53,17 @@ class ResponsesEndpoints:
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Return the endpoints."""
-        return (
-            Endpoint(method="POST", path=_PATH, answer=self.respond),
-            Endpoint(method="GET", path=f"{_PATH}/{{response_id}}", answer=self.stored),
-            Endpoint(method="DELETE", path=f"{_PATH}/{{response_id}}", answer=self.delete),
-        )
-
-    async def respond(self, request: Request) -> Response:
-        """``POST /v1/responses``."""
-        return await self._service.answer(
-            request,
-            parse_response,
-            lambda body: body.model,
-            self._prepare,
+        respond = partial(
+            self._service.answer,
+            parse=parse_response,
+            prepare=self._prepare,
             prompt_param="input",
             names=PARAMETER_NAMES,
+        )
+        return (
+            Endpoint(method="POST", path=_PATH, answer=respond),
+            Endpoint(method="GET", path=f"{_PATH}/{{response_id}}", answer=self.stored),
+            Endpoint(method="DELETE", path=f"{_PATH}/{{response_id}}", answer=self.delete),
         )
 
     async def stored(self, request: Request) -> Response:
@@ -109,14 +107,14 @@ class ResponsesEndpoints:
                 _log.warning("in a request for a response, %s", warning)
         return warnings
 
-    def _prepare(self, body: ResponseBody, model: ServedModel) -> Prepared:
+    def _prepare(self, body: ResponseBody, model: ServedModel, limits: ApiLimits) -> Prepared:
         previous_id = body.previous_response_id
         previous = None if previous_id is None else self._find(previous_id, "previous_response_id")
         items = input_items(body, self._store.item)
         warnings = self._warnings(body, items)
         added = item_messages(items)
         chat = response_request(body, [*(() if previous is None else previous.chat()), *added])
-        job = chat_job(chat, model, self._service.limits)
+        job = chat_job(chat, model, limits)
 
         is_stored = body.store is not False
 

@@ -55,7 +55,7 @@ class ResponseRenderer:
         on_done: OnDone,
         warnings: Sequence[str] = (),
     ) -> None:
-        self._request_id = f"resp_{secrets.token_hex(24)}"
+        self.request_id = f"resp_{secrets.token_hex(24)}"
         self._body = body
         self._sampling = sampling
         self._tokenizer = tokenizer
@@ -68,11 +68,6 @@ class ResponseRenderer:
         self._held_logprobs: list[Json] = []
         self._reason: FinishReason | None = None
         self._num_events = 0
-
-    @property
-    def request_id(self) -> str:
-        """See ``Renderer``."""
-        return self._request_id
 
     def begin(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
@@ -132,7 +127,7 @@ class ResponseRenderer:
         choice = tool_choice(body)
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": self._request_id,
+            "id": self.request_id,
             "object": "response",
             "created_at": self._created,
             "status": status,

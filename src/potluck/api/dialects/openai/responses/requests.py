@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeGuard
 
@@ -42,13 +42,11 @@ from potluck.api.dialects.openai.responses.bodies import (
     parse_items,
 )
 from potluck.api.dialects.openai.responses.tools import (
-    APPLY_PATCH,
-    CLIENT_FORMS,
     CLIENT_TOOLS,
     CUSTOM,
     FUNCTION,
     INPUT,
-    CallForm,
+    ClientTool,
     custom_tool,
     qualified,
 )
@@ -192,15 +190,16 @@ def _call(item: _CallItem) -> ToolCall:
             arguments = _as_text({INPUT: item.input})
         case ShellCallItem():
             name = item.type.removesuffix("_call")
-            arguments = _arguments(CLIENT_TOOLS[name], item.action)
+            arguments = _arguments(name, item.action)
         case ApplyPatchCallItem():
-            name, arguments = APPLY_PATCH.name, _arguments(APPLY_PATCH, item.operation)
+            name = item.type.removesuffix("_call")
+            arguments = _arguments(name, item.operation)
     return ToolCall(call_id=item.call_id, name=name, arguments=arguments)
 
 
-def _arguments(tool: Tool, fields: Mapping[str, Any]) -> str:
+def _arguments(name: str, fields: Mapping[str, Any]) -> str:
     """Return the fields of a call that are arguments of the function."""
-    known = tool.parameters["properties"]
+    known = CLIENT_TOOLS[name].function.parameters["properties"]
     names = known if isinstance(known, Mapping) else {}
     return _as_text({name: fields[name] for name in names if fields.get(name) is not None})
 
@@ -257,28 +256,13 @@ def _grammar(body: ResponseBody) -> str | None:
     return schema_grammar(text_format.schema, "text.format.schema")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTool:
-    """A function as which the model knows a tool, and the form in which its calls are reported.
-
-    ``name`` is that of the tool for the client, in ``namespace`` if it is in one.
-    """
-
-    function: Tool
-    form: CallForm
-    name: str
-    namespace: str | None = None
-
-
 def client_tools(body: ResponseBody) -> list[ClientTool]:
     """Return the tools that the model may call."""
     tools = []
     for each in usable_tools(body):
         match each:
             case ClientToolBody(type=kind):
-                tools.append(
-                    ClientTool(function=CLIENT_TOOLS[kind], form=CLIENT_FORMS[kind], name=kind)
-                )
+                tools.append(CLIENT_TOOLS[kind])
             case NamespaceBody():
                 description = each.description
                 for tool in each.tools:

@@ -32,55 +32,6 @@ def _object(properties: Mapping[str, object], *required: str) -> dict[str, objec
     }
 
 
-LOCAL_SHELL = Tool(
-    name="local_shell",
-    description="Runs a program on the user's computer and returns its output.",
-    parameters=_object(
-        {
-            "command": {
-                "type": "array",
-                "items": _STRING,
-                "description": 'The program and its arguments, such as ["bash", "-lc", "ls"].',
-            },
-            "working_directory": _STRING,
-            "timeout_ms": _COUNT,
-        },
-        "command",
-    ),
-    is_strict=True,
-)
-SHELL = Tool(
-    name="shell",
-    description="Runs shell commands on the user's computer and returns their output.",
-    parameters=_object(
-        {"commands": {"type": "array", "items": _STRING}, "timeout_ms": _COUNT}, "commands"
-    ),
-    is_strict=True,
-)
-APPLY_PATCH = Tool(
-    name="apply_patch",
-    description="Creates, changes or deletes a file of the user.",
-    parameters=_object(
-        {
-            "type": {"enum": ["create_file", "update_file", "delete_file"]},
-            "path": _STRING,
-            "diff": {
-                "type": "string",
-                "description": "Needed to create or update a file. For a new file, every line "
-                "after a +. For a change, @@, then unchanged lines after a space, removed lines "
-                "after a - and added lines after a +.",
-            },
-        },
-        "type",
-        "path",
-    ),
-    is_strict=True,
-)
-
-CLIENT_TOOLS = {tool.name: tool for tool in (LOCAL_SHELL, SHELL, APPLY_PATCH)}
-"""Tools of the API's own types that clients execute, by their types."""
-
-
 def qualified(namespace: str | None, name: str) -> str:
     """Return the name that a tool in ``namespace`` has for the model."""
     return f"{namespace}__{name}" if namespace else name
@@ -113,6 +64,19 @@ class CallForm:
     event: str = ""
     is_streamed: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A function as which the model knows a tool, and the form in which its calls are reported.
+
+    ``name`` is that of the tool for the client, in ``namespace`` if it is in one.
+    """
+
+    function: Tool
+    form: CallForm
+    name: str
+    namespace: str | None = None
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
@@ -149,32 +113,79 @@ CUSTOM = CallForm(
     event="custom_tool_call_input",
 )
 """Without its ``names``."""
-CLIENT_FORMS = {
-    LOCAL_SHELL.name: CallForm(
-        item_type="local_shell_call",
-        id_prefix="lsh",
-        fields=lambda text: {
-            "action": {"type": "exec", "command": [], "env": {}, **_parsed(text)},
-        },
+
+
+def _client_tool(
+    name: str,
+    id_prefix: str,
+    fields: Callable[[str], Json],
+    *,
+    description: str,
+    parameters: dict[str, object],
+) -> ClientTool:
+    function = Tool(name=name, description=description, parameters=parameters, is_strict=True)
+    form = CallForm(item_type=f"{name}_call", id_prefix=id_prefix, fields=fields)
+    return ClientTool(function=function, form=form, name=name)
+
+
+_CLIENT_TOOLS = (
+    _client_tool(
+        "local_shell",
+        "lsh",
+        lambda text: {"action": {"type": "exec", "command": [], "env": {}, **_parsed(text)}},
+        description="Runs a program on the user's computer and returns its output.",
+        parameters=_object(
+            {
+                "command": {
+                    "type": "array",
+                    "items": _STRING,
+                    "description": 'The program and its arguments, such as ["bash", "-lc", "ls"].',
+                },
+                "working_directory": _STRING,
+                "timeout_ms": _COUNT,
+            },
+            "command",
+        ),
     ),
-    SHELL.name: CallForm(
-        item_type="shell_call",
-        id_prefix="sh",
-        fields=lambda text: {
+    _client_tool(
+        "shell",
+        "sh",
+        lambda text: {
             "action": {
                 "commands": [],
                 "timeout_ms": None,
                 "max_output_length": None,
                 **_parsed(text),
+            }
+        },
+        description="Runs shell commands on the user's computer and returns their output.",
+        parameters=_object(
+            {"commands": {"type": "array", "items": _STRING}, "timeout_ms": _COUNT}, "commands"
+        ),
+    ),
+    _client_tool(
+        "apply_patch",
+        "apc",
+        lambda text: {
+            "operation": {"type": "update_file", "path": "", "diff": "", **_parsed(text)}
+        },
+        description="Creates, changes or deletes a file of the user.",
+        parameters=_object(
+            {
+                "type": {"enum": ["create_file", "update_file", "delete_file"]},
+                "path": _STRING,
+                "diff": {
+                    "type": "string",
+                    "description": "Needed to create or update a file. For a new file, every line "
+                    "after a +. For a change, @@, then unchanged lines after a space, removed "
+                    "lines after a - and added lines after a +.",
+                },
             },
-        },
+            "type",
+            "path",
+        ),
     ),
-    APPLY_PATCH.name: CallForm(
-        item_type="apply_patch_call",
-        id_prefix="apc",
-        fields=lambda text: {
-            "operation": {"type": "update_file", "path": "", "diff": "", **_parsed(text)},
-        },
-    ),
-}
-"""By the types of the tools."""
+)
+
+CLIENT_TOOLS = {tool.name: tool for tool in _CLIENT_TOOLS}
+"""Tools of the API's own types that clients execute, by their types."""
