@@ -2,8 +2,8 @@
 
 A parsed document may take up to thirty times the size of its text (an empty list is three bytes of
 text and 64 of memory). So only one member is parsed at a time, and it must fit into the window,
-which bounds the memory for any file. The text must be JSON (RFC 8259) in UTF-8; ``NaN`` and
-infinities, which Python's parser accepts, are refused.
+which bounds the memory for any file. The text must be JSON (RFC 8259) in UTF-8; ``JsonReader``
+refuses ``NaN`` and infinities, which ``read_json`` accepts, as Python's parser does.
 """
 
 from __future__ import annotations

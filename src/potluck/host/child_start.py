@@ -49,7 +49,7 @@ def ignore_stop_signals() -> None:
 
 def prctl(option: int, value: int) -> None:
     """Call ``prctl(2)``. Kernels ignore options that they do not know."""
-    import ctypes  # most processes that import this module do not need it
+    import ctypes  # the acceptor imports this module, and has no use for it
 
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 

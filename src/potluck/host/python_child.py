@@ -77,4 +77,5 @@ async def start_connected_child(
             may_fetch=may_fetch,
         )
         unless_started.pop_all()
+    # No await from here on: if it were cancelled, the process would be left behind.
     return ConnectedChild(process, reader, writer)

@@ -306,8 +306,6 @@ def report_of(
         predicted=alternative.predicted,
         gain=decision.gain,
         net_gain=decision.net_gain,
-        rate=alternative.in_force.rate(record.spec.objective),
-        new_rate=alternative.predicted.rate(record.spec.objective),
         load_bytes=cost.num_bytes,
         load_seconds=cost.load_seconds,
         pause_seconds=cost.pause_seconds,

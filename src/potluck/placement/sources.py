@@ -159,9 +159,10 @@ class _Assigning:
             if not needing:
                 continue
             left = needing
-            pieces = [(first, end)] if len(holding) == 1 else _pieces(first, end)
-            for part in pieces if holding else ():
-                left = self._spread(content, *part, holding, needing)
+            if holding:
+                pieces = [(first, end)] if len(holding) == 1 else _pieces(first, end)
+                for part in pieces:
+                    left = self._spread(content, *part, holding, needing)
             while left and (seed := self._seed(left, first, end)) is not None:
                 left = self._from_hub(content, first, end, seed, left)
             for node in left:

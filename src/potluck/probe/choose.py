@@ -175,7 +175,7 @@ def _by_memory(units: Sequence[_Unit], *, is_forced: bool) -> list[ChosenUnit]:
             best = _fastest(of_device)
             fastest.append(best)
             found += [
-                unit.chosen(Role.IDLE, _slower(unit, best)) for unit in of_device if unit != best
+                unit.chosen(Role.IDLE, _why_not(unit, best)) for unit in of_device if unit != best
             ]
         best = first_of[memory] = _fastest(fastest)
         found += [_beside(unit, best) for unit in fastest if unit != best]
@@ -209,7 +209,7 @@ def _over_memories(first_of: Mapping[str, _Unit], *, is_forced: bool) -> list[Ch
     if own is None:
         return found
     if faster:
-        found.append(own.chosen(Role.RESERVE, _slower(own, _fastest(faster))))
+        found.append(own.chosen(Role.RESERVE, _why_not(own, _fastest(faster))))
     elif own.decode is None:
         found.append(own.chosen(Role.SERVES if own.is_cpu else Role.RESERVE, _unmeasured(own)))
     else:
@@ -233,13 +233,13 @@ def _fastest(units: Sequence[_Unit]) -> _Unit:
 def _beside(unit: _Unit, best: _Unit) -> ChosenUnit:
     """Return the role of a unit on another device that shares the memory of ``best``."""
     on_cores = unit.device.is_software or best.device.is_software
-    reason = _slower(unit, best, ", which uses the same memory")
+    reason = _why_not(unit, best, ", which uses the same memory")
     return unit.chosen(Role.IDLE if on_cores else Role.RESERVE, reason)
 
 
-def _slower(unit: _Unit, best: _Unit, ending: str = "") -> str:
-    """Return ``12.3 tokens/s decode; cpu/native reaches 40``, with prefill if it was decisive, or
-    why the unit has no rates.
+def _why_not(unit: _Unit, best: _Unit, ending: str = "") -> str:
+    """Return ``12.3 tokens/s decode; cpu/native reaches 40`` and ``ending``, with prefill if it was
+    decisive; or only why the unit has no rates.
     """
     if unit.decode is None:
         return _unmeasured(unit)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from potluck.host.private_files import replace_file
+from potluck.host.uname import boot_id
 from potluck.types.content import DIGEST_BYTES, FileContent
 
 _MAGIC = b"PLSTORE1"
@@ -32,7 +33,6 @@ _LABEL_AT = _BOOT_AT + 16
 _STATES_AT = 512
 _ALIGNMENT = 4096
 _NOT_VERIFIED = bytes(DIGEST_BYTES)
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ChunkState(enum.IntFlag):
@@ -70,7 +70,7 @@ class BlobIndex:
             content.num_bytes,
             bytes.fromhex(content.sha256),
             _NOT_VERIFIED,
-            boot_id(),
+            boot_mark(),
             len(short),
             short,
         )
@@ -87,11 +87,11 @@ class BlobIndex:
     @property
     def is_from_this_boot(self) -> bool:
         """Return whether everything marked held was written or checked since this kernel booted."""
-        return os.pread(self._descriptor, 16, _BOOT_AT) == boot_id()
+        return os.pread(self._descriptor, 16, _BOOT_AT) == boot_mark()
 
     def set_boot(self) -> None:
         """Record that everything marked held was checked."""
-        self._write(boot_id(), _BOOT_AT)
+        self._write(boot_mark(), _BOOT_AT)
 
     @property
     def is_verified(self) -> bool:
@@ -179,10 +179,10 @@ class BlobIndex:
             done += os.pwrite(self._descriptor, data[done:], offset + done)
 
 
-def boot_id() -> bytes:
+def boot_mark() -> bytes:
     """Return 16 bytes that identify the running kernel's boot; random if it has no id."""
     try:
-        return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").replace("-", ""))[:16]
+        return bytes.fromhex(boot_id().replace("-", ""))[:16]
     except (OSError, ValueError):
         return os.urandom(16)
 

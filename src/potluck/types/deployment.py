@@ -328,9 +328,9 @@ class RebalanceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ``reason`` says why it stays or failed, or what the deployment would do automatically.
     ``stages`` are those that served before, predicted from current figures to be ``in_force``. If
     there is a better plan: ``new_stages`` are its stages, ``gain`` is the relative gain in tokens
-    per second (``rate`` becomes ``new_rate``), ``net_gain`` what is left of it after the cost.
-    ``load_bytes`` are loaded in ``load_seconds``, and no sequence gets a token for
-    ``pause_seconds``; with ``needs_room`` that includes the loading.
+    per second, ``net_gain`` what is left of it after the cost. ``load_bytes`` are loaded in
+    ``load_seconds``, and no sequence gets a token for ``pause_seconds``; with ``needs_room`` that
+    includes the loading.
     """
 
     model_id: str
@@ -342,8 +342,6 @@ class RebalanceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     predicted: Prediction | None = None
     gain: float = 0.0
     net_gain: float = 0.0
-    rate: float = 0.0
-    new_rate: float = 0.0
     load_bytes: int = 0
     load_seconds: float = 0.0
     pause_seconds: float = 0.0

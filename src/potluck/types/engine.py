@@ -202,7 +202,7 @@ class MakeEngine(Protocol):
     """Creates engines on one unit, for tests and measurements."""
 
     def __call__(
-        self, program: Program, *, num_blocks: int, max_step_tokens: int, num_states: int = 0
+        self, program: Program, *, num_blocks: int, max_step_tokens: int
     ) -> LoadableEngine:
         """Return an engine without weights, which the caller must close."""
         ...

@@ -226,6 +226,7 @@ def test_a_loop_that_stands_still_does_not_block_the_sender() -> None:
                     async for _ in parts:
                         pass
                 assert client.nodes() == {node_id(1)}
+                assert client.reachable_nodes() == {node_id(1), client.node_id}
                 assert await client.call(node_id(1), "echo", b"well") == b"well"
                 assert "leave" not in " ".join(child.lines)
 

@@ -39,7 +39,7 @@ def ask(
 def ask_vendor(
     query: VendorQuery, report: DetectorReport, *, cache: ProbeCache, retry: bool = False
 ) -> ChildOutcome:
-    """What a detector's only query is told within 20 s."""
+    """Return the outcome of a detector's only query."""
     outcomes: list[ChildOutcome] = []
 
     def merge(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:

@@ -177,6 +177,14 @@ def test_what_was_in_flight_at_the_end_is_known_afterwards() -> None:
     assert played.dispatcher.num_dropped_outcomes == 0, "an error is no result"
 
 
+def test_what_has_completed_is_no_longer_in_flight() -> None:
+    played = Played()
+    played.add(lambda _: None, prompt=1, is_alone=True)
+    second = played.add(lambda _: None, prompt=2)
+    played.answer()
+    assert played.dispatcher.detach() == (second,)
+
+
 def test_a_sequence_that_is_alone_is_alone_in_flight() -> None:
     played = Played()
     alone = played.add(lambda _: None, prompt=1, is_alone=True)

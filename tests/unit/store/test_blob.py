@@ -51,7 +51,7 @@ def blob(store: ContentStore) -> Blob:
 
 def reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     other = os.urandom(16)
-    monkeypatch.setattr(index, "boot_id", lambda: other)
+    monkeypatch.setattr(index, "boot_mark", lambda: other)
 
 
 def test_chunks_are_kept_in_any_order(blob: Blob, store: ContentStore) -> None:

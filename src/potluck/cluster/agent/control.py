@@ -279,15 +279,15 @@ class _Control:
         return invitations_view(self._agent.inviting.ledger, time.time())
 
     async def _nodes(self, params: msgspec.Raw, send: _Send) -> object:
-        return await self._known_nodes()
+        return await self._nodes_document()
 
-    async def _known_nodes(self) -> NodesDocument:
+    async def _nodes_document(self) -> NodesDocument:
         await self._gateway.refresh_cluster()
         return nodes_view(self._gateway.cluster_state(), self._agent.removals, self._agent.inviting)
 
     async def _remove(self, params: msgspec.Raw, send: _Send) -> object:
         name = _parse(params, _Remove).node
-        node = find_node(await self._known_nodes(), name)
+        node = find_node(await self._nodes_document(), name)
         await self._agent.removals.remove(node.node_id)
         return node
 

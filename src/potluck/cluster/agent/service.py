@@ -316,7 +316,7 @@ class Agent:
         return stages.hosted.is_serving or serves(self.node_id, live, self.relaying.deployments)
 
     async def _moved(self, files: TransferProcess | None, before: Address) -> None:
-        """Tell others the address that has replaced ``before``."""
+        """Use the new address for transfers and invitations, and warn if HTTP used ``before``."""
         if files is not None:
             files.set_address(self.membership.address.host, self.membership.address.port)
         await self.inviting.moved()

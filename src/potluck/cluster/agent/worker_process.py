@@ -198,7 +198,7 @@ class WorkerProcess:
                     f"cannot start a worker: {reason}",
                     hint="see the limits of this node's processes and memory: ulimit -u, pids.max",
                 ) from error
-        # No await from the start of the process on: cancellation there would leave it behind.
+        # No await here: if it were cancelled, the process would be left behind.
         return cls(child, on_end, on_disconnected, route)
 
     async def load(

@@ -47,10 +47,10 @@ async def plan_model(
     size: StageSize,
     *,
     may_quantize: bool,
+    weights: ModelWeights | None,
     left_out: Mapping[NodeUnitId, str] = _NOBODY,
     leaving: Collection[NodeId] = (),
     from_scratch: bool = False,
-    weights: ModelWeights | None,
     also_planned: Sequence[StageRecord] = (),
 ) -> PlannedModel:
     """Place the model of ``record`` on the available nodes that can read exactly the same files.
@@ -58,13 +58,13 @@ async def plan_model(
     With ``weights``, nodes that have no files at the model's path get them by content.
 
     With ``may_quantize`` the model is quantized as little as makes it fit, but at least as much as
-    ``size`` says. For the arithmetic of ``record`` see ``plan_in``. Units that are ``left_out`` get
-    nothing, for the given reasons, nor do nodes that are ``leaving``. The memory of
-    ``also_planned``, stages that are not deployed yet, is not available. What workers already hold
-    of the deployment stays where it is, if that leads to a plan, unless the plan is made
-    ``from_scratch``. Raise ``InsufficientMemoryError``, which says what would fit, the error that
-    makes the model unreadable here, and ``EngineError`` if this node knows none of the backends or
-    no unit has the arithmetic.
+    ``size`` says. The arithmetic is that of ``record``, if it is decided (see ``plan_in``). Units
+    that are ``left_out`` get nothing, for the given reasons, nor do nodes that are ``leaving``. The
+    memory of ``also_planned``, stages that are not deployed yet, is not available. What workers
+    already hold of the deployment stays where it is, if that leads to a plan, unless the plan is
+    made ``from_scratch``. Raise ``InsufficientMemoryError``, which says what would fit, the error
+    that makes the model unreadable here, and ``EngineError`` if this node knows none of the
+    backends or no unit has the arithmetic.
     """
     shapes = await asyncio.to_thread(shapes_of, counting, size, [each.name for each in BACKENDS])
     model = record.spec.model

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,31 +122,31 @@ def convert_on(pool: ThreadPool) -> Convert:
     Formats without kernels are first converted to float32 by ``engines/dequantize``, some rows at a
     time.
     """
+    return partial(_convert, pool)
 
-    def convert(
-        rows: memoryview,
-        stored: TensorFormat,
-        out: memoryview,
-        loaded: TensorFormat,
-        num_rows: int,
-        num_columns: int,
-    ) -> None:
-        if stored.has_kernels:
-            pool.follow_cores()
-            with core_errors("the weights are damaged: download or convert the model again"):
-                kernels.convert_rows(
-                    rows, stored.label, loaded.label, num_rows, num_columns, out, pool
-                )
-            return
-        step = max(1, _DECODED_VALUES // num_columns)
-        read, written = stored.row_bytes(num_columns), loaded.row_bytes(num_columns)
-        for start in range(0, num_rows, step):
-            end = min(start + step, num_rows)
-            values = dequantize(rows[start * read : end * read], stored, num_columns)
-            part = out[start * written : end * written]
-            convert(values.data.cast("B"), TensorFormat.F32, part, loaded, end - start, num_columns)
 
-    return convert
+def _convert(
+    pool: ThreadPool,
+    rows: memoryview,
+    stored: TensorFormat,
+    out: memoryview,
+    loaded: TensorFormat,
+    num_rows: int,
+    num_columns: int,
+) -> None:
+    if stored.has_kernels:
+        pool.follow_cores()
+        with core_errors("the weights are damaged: download or convert the model again"):
+            kernels.convert_rows(rows, stored.label, loaded.label, num_rows, num_columns, out, pool)
+        return
+    step = max(1, _DECODED_VALUES // num_columns)
+    read, written = stored.row_bytes(num_columns), loaded.row_bytes(num_columns)
+    for start in range(0, num_rows, step):
+        num_some = min(step, num_rows - start)
+        values = dequantize(rows[start * read :][: num_some * read], stored, num_columns)
+        part = out[start * written :][: num_some * written]
+        data = values.data.cast("B")
+        _convert(pool, data, TensorFormat.F32, part, loaded, num_some, num_columns)
 
 
 class NativeEngine:

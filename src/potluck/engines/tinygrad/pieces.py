@@ -1,4 +1,7 @@
-"""Split steps into the calls that compute them, pieces of a bucket's size, without tinygrad."""
+"""Split steps into the calls that compute them, pieces of a bucket's size.
+
+Does not import tinygrad.
+"""
 
 from __future__ import annotations
 

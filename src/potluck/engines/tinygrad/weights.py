@@ -165,7 +165,7 @@ class DeviceMatrix:
     def linear(self, x: Tensor) -> Tensor:
         """Return ``x @ weight.T``: float32 ``[T, rows]`` for float32 ``[T, columns]``."""
         num_tokens, layout = x.shape[0], self._layout
-        if num_missing := layout.padded_columns - x.shape[1]:
+        if num_missing := layout.padded_columns - layout.info.num_columns:
             x = x.pad(((0, 0), (0, num_missing)))
         out = Tensor.empty(
             num_tokens, layout.num_panels, PANEL_ROWS, dtype=dtypes.float32, device=self._device

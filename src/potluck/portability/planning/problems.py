@@ -331,7 +331,7 @@ class Explainer:
     def _source(self, package: str, requirements: Iterable[Requirement]) -> Iterator[Nearest]:
         specifier = SpecifierSet()
         for each in requirements:
-            if each.name == package:
+            if canonicalize_name(each.name) == package:
                 specifier &= each.specifier
         for release in self._releases.allowed(package, specifier):
             for file in release.sources[:1]:

@@ -376,7 +376,7 @@ def test_a_model_is_not_ready_without_its_coordinator_nor_at_a_node_that_leaves(
         assert (state, reason) == shown
         assert state is DeploymentState.DEGRADED
         assert f"node {A}, its coordinator, is lost" in reason
-        agent.membership.reachable_nodes = lambda: frozenset({A})
+        agent.membership.reachable_nodes = lambda: frozenset({A, B})
         agent.coordination.is_draining = True
         leaving = (DeploymentState.DEGRADED, "this node is leaving the cluster")
         assert seen() == [leaving, (DeploymentState.READY, "")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -267,6 +268,16 @@ def test_a_library_of_the_distribution_is_named_where_that_is_all_that_lacks(
     (nearest,) = failure(index, ["app"]).problem.nearest
     assert nearest.kind == "library"
     assert nearest.message.startswith("with its packages for libnowhere.so.7 installed, app 1")
+
+
+def test_the_source_of_a_release_that_was_asked_for_is_named(tmp_path: Path) -> None:
+    index = FolderIndex(tmp_path)
+    for version in ("1.0", "2.0"):
+        index.add("app_one", version, tag="cp311-cp311-manylinux_2_40_x86_64")
+        with tarfile.open(tmp_path / f"app_one-{version}.tar.gz", "w:gz"):
+            pass
+    nearest = failure(index, ["App.One<2"]).problem.nearest
+    assert [each.version for each in nearest if each.kind == "source"] == ["1.0"]
 
 
 def test_reasons_are_of_the_releases_that_were_asked_for(tmp_path: Path) -> None:

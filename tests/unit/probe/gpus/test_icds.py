@@ -49,6 +49,7 @@ def test_rubbish_is_one_line_each(tmp_path: Path) -> None:
         "d.icd": b"lib\x1b[31m.so",
         "e.icd": b"x" * 5000,
         "f.icd": b"x" * (2 << 20),
+        "g-long.icd": Path("x" * 300),  # a link to a name that no file can have
         "g.icd": Path("g.icd"),  # a link to itself
     }
     files: dict[str, str | bytes | Path] = {

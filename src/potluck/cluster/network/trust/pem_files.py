@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.cluster.network.trust.removed import REMOVED_FILE
 from potluck.host.private_files import make_private_folder, replace_file
+
+
+class PemPathTexts(TypedDict):
+    """The fields of ``PemPaths`` as text."""
+
+    authority: str
+    certificate: str
+    key: str
+    removed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +32,14 @@ class PemPaths:
     key: Path
     removed: Path
 
-    def texts(self) -> dict[str, Any]:
+    def texts(self) -> PemPathTexts:
         """Return the paths as text, for the ``CredentialFiles`` of a child process."""
-        return {name: str(path) for name, path in asdict(self).items()}
+        return {
+            "authority": str(self.authority),
+            "certificate": str(self.certificate),
+            "key": str(self.key),
+            "removed": str(self.removed),
+        }
 
 
 def pem_paths(directory: Path) -> PemPaths:
