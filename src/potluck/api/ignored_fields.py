@@ -71,7 +71,7 @@ FLAT = IgnoredField(expected=f"an object of at most {MAX_LABELS} short values", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InertFields:
-    """The fields of one object that have no effect; ``neutral`` ones with their neutral values."""
+    """The harmless fields of one object, and others with their neutral values (see the module)."""
 
     harmless: Mapping[str, IgnoredField] = field(default_factory=dict)
     neutral: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -84,7 +84,7 @@ class ApiMetrics:
         return generate_latest(self._registry)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestMeter:
     """Measures one request. Mutable: it remembers the times of the last tokens by choice."""
 
@@ -248,13 +248,25 @@ _EDGES: Sequence[_Row] = (
     (_COUNTER, "bytes", "Bytes sent", "num_bytes"),
     (_COUNTER, "send_seconds", "Time spent sending", "send_seconds"),
 )
-_STAGE_TIMES: Sequence[_Row] = tuple(
-    (_GAUGE, f"{name}_seconds", f"{text}, within the stage's engine", attribute)
-    for name, text, attribute in (
-        ("decode", "A decode step of one sequence", "decode_seconds"),
-        ("loaded_decode", "A decode step of the planned number of streams", "loaded_seconds"),
-        ("prefill_token", "A prompt token, in chunks of maximum size", "prefill_seconds_per_token"),
-    )
+_STAGE_TIMES: Sequence[_Row] = (
+    (
+        _GAUGE,
+        "decode_seconds",
+        "A decode step of one sequence, within the stage's engine",
+        "decode_seconds",
+    ),
+    (
+        _GAUGE,
+        "loaded_decode_seconds",
+        "A decode step of the planned number of streams, within the stage's engine",
+        "loaded_seconds",
+    ),
+    (
+        _GAUGE,
+        "prefill_token_seconds",
+        "A prompt token, in chunks of maximum size, within the stage's engine",
+        "prefill_seconds_per_token",
+    ),
 )
 
 

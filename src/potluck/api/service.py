@@ -145,9 +145,9 @@ class ApiService:
         """Answer a text request.
 
         ``parse`` parses its body, ``model_of`` returns the name of the requested model (by default
-        the field ``model``), and ``prepare`` does the rest in a thread. ``prompt_param`` is the
-        dialect's name of the prompt, and ``names`` maps other fields of ``GenerationRequest`` to
-        the dialect's names.
+        the field ``model``), and ``prepare``, which is also given the limits on clients, does the
+        rest in a thread. ``prompt_param`` is the dialect's name of the prompt, and ``names`` maps
+        other fields of ``GenerationRequest`` to the dialect's names.
         """
         came = time.perf_counter()
         async with self._bodies.read(request) as body, AsyncExitStack() as ending:
@@ -248,7 +248,8 @@ class ApiService:
         model_of: Callable[[_T], str],
         prepare: Callable[[_T, ServedModel], _R],
     ) -> _R:
-        """Parse a body and prepare its answer, in a thread if that takes long.
+        """Parse a body and prepare its answer, in a thread if that takes long; large bodies one at
+        a time.
 
         Raises ``PotluckError``.
         """

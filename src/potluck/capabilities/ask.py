@@ -66,7 +66,13 @@ def device_capabilities(
         unknown, or nothing.
         """
         try:
-            _probe(answers.put, end, measure, backend, allow_software)
+            _probe(
+                answers.put,
+                end,
+                measure=measure,
+                backend=backend,
+                allow_software=allow_software,
+            )
         except Exception as error:  # noqa: BLE001 - the caller expects no exceptions
             reason = f"the probe failed with {type(error).__name__}: {error}"
             _log.warning("%s", reason)
@@ -92,6 +98,7 @@ def device_capabilities(
 def _probe(
     tell: Callable[[DeviceCapabilities], None],
     end: float,
+    *,
     measure: bool,
     backend: str | None,
     allow_software: bool,

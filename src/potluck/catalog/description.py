@@ -90,7 +90,7 @@ def describe_model(name: str) -> ModelDescription:
 def find_files(name: str, *, is_checked: bool = False) -> ModelFiles:
     """Find MODEL, whether or not it can be run; only small files of a hub model are downloaded.
 
-    If it ``is_checked``, a hub model that cannot be run is refused as soon as possible. Raise
+    With ``is_checked``, a hub model that cannot be run is refused as soon as possible. Raise
     ``ModelNotFoundError`` and ``ModelFileError``, and ``UnsupportedModelError`` if a repository has
     no weights that this build can read.
     """

@@ -140,8 +140,10 @@ def clients_of(
         if useless is not None:
             raise UsageError(f"{useless} has no effect with --no-http", hint="omit one of them")
         return None
+
+    # These import the web framework, so only a node that serves clients does.
     from potluck.api.config import ApiConfig
-    from potluck.api.cors import checked_origin  # and the web framework, only where it serves
+    from potluck.api.cors import checked_origin
 
     if tls not in (None, _AUTO):
         raise UsageError(

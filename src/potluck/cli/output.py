@@ -93,7 +93,7 @@ def opened_model(
     default_states: int | None,
     draft: str = OFF,
 ) -> Iterator[Model]:
-    """Open a model with a progress bar, close it at the end; say how it is quantized.
+    """Open a model with a progress bar, say how it is quantized, and close it at the end.
 
     The settings ``chosen`` apply where the options ``threads``, ``backend``, ``allow_software`` and
     ``arithmetic`` are not given.

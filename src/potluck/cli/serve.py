@@ -42,8 +42,8 @@ def serve(**options: Any) -> None:
     model over to other nodes first.
     """
     names_of_up = inspect.signature(up).parameters.keys() - _NOT_OF_SERVE
-    taken = {**options, "no_store": options["keep_weights"]}
-    of_agent = {name: taken[name] for name in names_of_up}
+    all_options = {**options, "no_store": options["keep_weights"]}
+    of_agent = {name: all_options[name] for name in names_of_up}
     given = {name: options[name] for name in settings_of(DeploymentSpec) if name in options}
     request = deploy_request(
         options["model"], given, name=options["name"], replace=options["replace"]

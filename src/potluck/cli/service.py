@@ -29,7 +29,7 @@ _START_SECONDS = 3.0
 
 UNIT = "potluck.service"
 
-_SECONDS = 30.0
+_SYSTEMCTL_SECONDS = 30.0
 """systemctl answers in milliseconds; it waits for units that it starts or stops."""
 
 _UNIT = """\
@@ -260,12 +260,12 @@ class UserManager:
                 text=True,
                 errors="replace",
                 check=False,
-                timeout=_SECONDS,
+                timeout=_SYSTEMCTL_SECONDS,
                 env=self._environ,
             )
         except subprocess.TimeoutExpired:
             raise PotluckError(
-                f"{' '.join(command)} did not finish within {_SECONDS:.0f} s"
+                f"{' '.join(command)} did not finish within {_SYSTEMCTL_SECONDS:.0f} s"
             ) from None
 
 

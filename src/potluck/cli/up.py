@@ -247,8 +247,17 @@ def run_agent(
         raise_descriptor_limit()
         limit_arenas()
         skip_finalization()
-        is_secret_shown = is_shown(sys.stderr, is_requested=show_secret)
-        asyncio.run(_run(config, directory, clients, task, credentials.is_own, is_secret_shown))
+        is_own = credentials.is_own
+        asyncio.run(
+            _run(
+                config,
+                directory,
+                clients,
+                task,
+                is_secret_own=is_own,
+                is_secret_shown=is_own and is_shown(sys.stderr, is_requested=show_secret),
+            )
+        )
 
 
 def up(**options: Any) -> None:
@@ -274,6 +283,7 @@ async def _run(
     directory: StateDirectory,
     clients: Clients | None,
     task: AgentTask | None,
+    *,
     is_secret_own: bool,
     is_secret_shown: bool,
 ) -> None:
@@ -313,7 +323,7 @@ async def _run(
             for line in invitation(
                 str(agent.membership.address),
                 config.secret,
-                is_secret_shown=is_secret_own and is_secret_shown,
+                is_secret_shown=is_secret_shown,
                 secret_file=directory.secret if is_secret_own else None,
                 multicast=config.multicast,
             ):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.options import JsonOption, StateOption, state_directory
-from potluck.cli.output import emit, note
+from potluck.cli.output import emit_json, note, print_lines
 from potluck.cli.wheel_hosts import (
     HostOption,
     PythonOption,
@@ -112,10 +112,11 @@ def check_on(
             is_good = is_good and is_usable(found)
             if not Path(argument).exists():
                 releases += _working_releases(argument, found, checks, folder)
-    document = wheel_document(chain.from_iterable(groups), hosts, silent, releases)
-    lines = short_lines(groups) if is_short else report_lines(groups)
-    others = chain(map(release_line, releases), silent_lines(silent))
-    emit(document, chain(lines, others), as_json=as_json)
+    if as_json:
+        emit_json(wheel_document(chain.from_iterable(groups), hosts, silent, releases))
+    else:
+        lines = short_lines(groups) if is_short else report_lines(groups)
+        print_lines([*lines, *map(release_line, releases), *silent_lines(silent)])
     return 0 if is_good else 1
 
 

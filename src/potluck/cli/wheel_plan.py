@@ -73,15 +73,7 @@ def plan(
     or costs something, the newest versions per host. Nothing is installed. Exit code 1 if no
     versions work on a host, and with --cluster also if a node does not respond.
     """
-    from potluck.cli.wheel_plan_output import plan_document, plan_lines
-    from potluck.portability.checks.needs import default_needs_folder
-    from potluck.portability.hosts.installed import running_python
-    from potluck.portability.planning.index import WithLocalWheels
-    from potluck.portability.planning.pip_index import PipIndex
-    from potluck.portability.planning.plan import constraints_files, write_constraints
-    from potluck.portability.planning.planner import Planner
     from potluck.portability.planning.target import read_requirements_file
-    from potluck.portability.wheels.named_wheels import default_wheels_folder
 
     if host and cluster:
         raise UsageError(
@@ -94,12 +86,23 @@ def plan(
     if not texts:
         raise UsageError("no REQUIREMENT was given", hint="give a package, or a file with -r")
     hosts, silent = chosen_hosts(host, python, state_directory(state) if cluster else None)
+
+    from potluck.cli.wheel_plan_output import plan_document, plan_lines
+    from potluck.portability.checks.needs import default_needs_folder
+    from potluck.portability.hosts.installed import running_python
+    from potluck.portability.planning.index import WithLocalWheels
+    from potluck.portability.planning.pip_index import PipIndex
+    from potluck.portability.planning.plan import constraints_files, write_constraints
+    from potluck.portability.planning.planner import Planner
+    from potluck.portability.wheels.named_wheels import default_wheels_folder
+
+    own_python = running_python()
     with PipIndex() as pip:
         index = WithLocalWheels(pip, [Path(each) for each in texts if each.endswith(".whl")])
         planner = Planner(
             index,
             hosts,
-            default_python=running_python(),
+            default_python=own_python,
             folder=default_wheels_folder(os.environ),
             needs_folder=default_needs_folder(os.environ),
             with_variants=variants,

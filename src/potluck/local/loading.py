@@ -159,9 +159,9 @@ def split_evenly(
 ) -> tuple[Shard, ...]:
     """Return contiguous shards whose numbers of layers differ by at most one, longer ones first.
 
-    Where that is before one of the layers in ``no_cuts``, the model is cut at the nearest possible
-    layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there
-    are too few possible cuts.
+    A cut that would be before one of the layers in ``no_cuts`` is made at the nearest possible
+    layer. Raise ``ParameterError`` unless ``1 <= num_stages <= num_layers``, or if there are too
+    few possible cuts.
     """
     if not 1 <= num_stages <= num_layers:
         raise ParameterError(

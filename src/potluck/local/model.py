@@ -508,12 +508,13 @@ class Model:
         self._check(tokens, max_tokens, stop)
         if grammar is not None:
             self._grammars.check_for(self.tokenizer, grammar)
+        params = self._sampling_params(sampling)
         if isinstance(prediction, str):
             prediction = self.tokenizer.encode(prediction)
         self._check_tokens("prediction", prediction)
         request = SequenceRequest(
             prompt_tokens=tuple(tokens),
-            sampling=self._sampling_params(sampling),
+            sampling=params,
             max_new_tokens=max_tokens,
             stop_tokens=stop_tokens,
             grammar=grammar,

@@ -180,10 +180,12 @@ class _Division:
                 if ranges and self._weights[op.weight].shape != (1,):
                     self._rows(op.weight, ranges)
                 self._add_op(node)
-            case HeadLinear() | Rope():
+            case HeadLinear():
                 heads = self._heads(op.num_heads, node)
-                if isinstance(op, HeadLinear):
-                    self._rows(op.weight, heads)
+                self._rows(op.weight, heads)
+                self._add_op(node, num_heads=self._count(heads, op.num_heads))
+            case Rope():
+                heads = self._heads(op.num_heads, node)
                 self._add_op(node, num_heads=self._count(heads, op.num_heads))
             case CopyColumns():
                 heads = self._heads(op.num_groups, node)

@@ -42,7 +42,7 @@ class Family:
 
     def name_table(self, file_kind: FileKind) -> NameTable:
         """Return the names of the family's tensors in files of this kind."""
-        return self.names.get(file_kind) or USUAL_NAMES[file_kind]
+        return self.names.get(file_kind, USUAL_NAMES[file_kind])
 
     @property
     def headless_architecture(self) -> str:

@@ -144,7 +144,7 @@ def with_sandwich_norms(
 ) -> ModelConfig:
     """Return ``config`` with Gemma's norms and embedding scale, and two kinds of layers.
 
-    ``scale`` and ``softcap`` apply to all attention.
+    ``scale`` and ``softcap`` apply to all attention, and ``logit_softcap`` to the head.
     """
     config = with_two_kinds(config, is_sliding, window, ropes, NormPlaces.SANDWICH)
     config = with_attention(

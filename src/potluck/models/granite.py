@@ -58,7 +58,7 @@ def read_hugging_face(
     implemented: frozenset[str] = frozenset(),
     experts: tuple[ExpertsConfig, ...] | None = None,
 ) -> ModelConfig:
-    """Return a model with multipliers; it reads the keys ``implemented`` itself."""
+    """Return a model with multipliers; the family reads the keys ``implemented`` itself."""
     config = hugging_face.read_config(
         fields,
         implemented=_IMPLEMENTED | implemented,

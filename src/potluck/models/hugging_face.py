@@ -140,9 +140,8 @@ def read_config(
 ) -> ModelConfig:
     """Return the configuration of a family that reads the keys ``implemented`` itself.
 
-    ``default_head_dim`` defaults to an equal share of the
-    hidden size, ``sliding_windows`` to full attention in every layer, and ``experts``, one entry
-    per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
+    ``default_head_dim`` defaults to an equal share of the hidden size, ``sliding_windows`` to full
+    attention in every layer, and ``experts``, one entry per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
     determines ``qkv_bias`` and ``output_bias``. ``activations`` maps ``hidden_act`` to those that
     the family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
     specify it (``partial_rotary_factor``); None means that the family rotates whole heads. Layers

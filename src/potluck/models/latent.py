@@ -56,7 +56,9 @@ def read_hugging_face(
     *,
     is_interleaved: bool = True,
 ) -> ModelConfig:
-    """Return the configuration of a model; see ``read_experts_of_layers``."""
+    """Return the configuration of a model. ``score`` and ``has_experts`` are as in
+    ``read_experts_of_layers``, which reads its experts.
+    """
     experts = read_experts_of_layers(fields, score, has_experts)
     num_heads = fields.count("num_attention_heads", MAX_HEADS)
     rope_dim = _dimension(fields, "qk_rope_head_dim")

@@ -21,7 +21,6 @@ from potluck.types.model import ModelConfig, RopeConfig
 from potluck.types.tensor import TensorSource
 
 _NAMES: Mapping[FileKind, NameTable] = {
-    **CONVERTED_NAMES,
     FileKind.HUGGING_FACE: HUGGING_FACE_NAMES.changed(
         {},
         skipped={
@@ -126,6 +125,6 @@ MINISTRAL3 = Family(
     gguf_architectures=("mistral3",),
     from_hugging_face=_ministral3_from_hugging_face,
     from_gguf=_ministral3_from_gguf,
-    names=_NAMES,
+    names={**CONVERTED_NAMES, **_NAMES},
     wrappers=_WRAPPERS,
 )

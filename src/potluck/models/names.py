@@ -296,7 +296,7 @@ INTERLEAVED_NAMES: Mapping[FileKind, NameTable] = {
 CONVERTED_NAMES: Mapping[FileKind, NameTable] = {
     FileKind.GGUF: INTERLEAVED_NAMES[FileKind.GGUF],
 }
-"""The usual names of families whose heads are interleaved only in GGUF files, like Llama's."""
+"""The GGUF names of families whose heads are interleaved only in GGUF files, like Llama's."""
 
 
 def stored_tensor(

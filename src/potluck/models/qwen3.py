@@ -1,4 +1,6 @@
-"""Qwen 3 (Yang et al. 2025): norms on heads of q and k; sliding windows in upper layers.
+"""Qwen 3 (Yang et al. 2025): norms on heads of q and k.
+
+Dense models may have sliding windows in upper layers.
 
 Models with experts have them in place of the MLP in most layers, and no shared experts.
 """

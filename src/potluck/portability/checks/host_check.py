@@ -269,11 +269,12 @@ class HostCheck:
             yield from code_findings(each.cpu, self.host, file=each.path)
 
     def _foreign_file(self, needs: ObjectNeeds, wheel: PreparedWheel) -> FileReport:
-        opens_alone = None
-        finding = other_machine_finding(needs.path, needs.elf, self.host, wheel.machines)
         if needs.elf.machine == self.host.machine:
             opens_alone = False
             finding = other_c_library_finding(needs.path, self.host)
+        else:
+            opens_alone = None
+            finding = other_machine_finding(needs.path, needs.elf, self.host, wheel.machines)
         return FileReport(
             path=needs.path,
             machine=needs.elf.machine,

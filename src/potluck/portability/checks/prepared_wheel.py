@@ -45,6 +45,7 @@ class PreparedWheel:
         self.minima = tuple(self._minima())
         self.promise = self._promise()
         self._tags = distribution.tags if distribution else ()
+        self._required: dict[tuple[str, HostPython | None], tuple[str, ...]] = {}
         self._abi: dict[HostPython | None, Mapping[str, tuple[Finding, ...]]] = {}
 
     def abi_findings(self, python: HostPython | None) -> Mapping[str, tuple[Finding, ...]]:
@@ -58,7 +59,10 @@ class PreparedWheel:
 
     def required(self, host: Host) -> tuple[str, ...]:
         """Return the distributions that it requires on a host."""
-        return required_names(self._requires, host.machine, host.python)
+        key = host.machine, host.python
+        if key not in self._required:
+            self._required[key] = required_names(self._requires, *key)
+        return self._required[key]
 
     def _minima(self) -> Iterator[Minimum]:
         for machine in self.machines:

@@ -117,8 +117,12 @@ class CudaTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ValueError(f"JetPack {newer.version} is listed after {older.version}")
 
     def least_driver(self, toolkit: Numbers) -> str:
-        """Return the Linux driver that programs built with a toolkit require; empty if unknown."""
-        rows = (row for row in self.generation if row.major in toolkit[:1])
+        """Return the Linux driver that programs built with a toolkit require; empty if it or the
+        toolkit is unknown.
+        """
+        if not toolkit:
+            return ""
+        rows = (row for row in self.generation if row.major == toolkit[0])
         return next((row.least_driver for row in rows), "")
 
     def driver_of(self, toolkit: Numbers) -> str:

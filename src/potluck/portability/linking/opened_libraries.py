@@ -12,7 +12,6 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
@@ -78,24 +77,27 @@ def opened_library_findings(
     )
 
 
-@functools.lru_cache(maxsize=1024)  # many hosts lack the same libraries
 def kind_of(soname: str) -> LibraryKind | None:
     """Return the row of the table that has the stem of a library's name; None if there is none."""
     stem = _stem(soname)
-    kinds = library_kinds()
-    exact = (kind for kind in kinds if stem in kind.stems)
-    alike = (
-        kind
-        for kind in kinds
-        if any(fnmatchcase(stem, pattern) for pattern in kind.stems if pattern.endswith("*"))
+    exact, alike = _kinds_by_stem()
+    return exact.get(stem) or next(
+        (kind for start, kind in alike.items() if stem.startswith(start)), None
     )
-    return next(exact, None) or next(alike, None)
 
 
 @functools.cache
 def library_kinds() -> tuple[LibraryKind, ...]:
     """Return the table in this package; it is read at the first use."""
     return read_rows(__package__, "opened_libraries.toml", "kind", tuple[LibraryKind, ...])
+
+
+@functools.cache
+def _kinds_by_stem() -> tuple[dict[str, LibraryKind], dict[str, LibraryKind]]:
+    """Return the rows by their whole stems, and by the starts of those that end in ``*``."""
+    rows = [(stem, kind) for kind in library_kinds() for stem in kind.stems]
+    alike = {stem[:-1]: kind for stem, kind in rows if stem.endswith("*")}
+    return dict(rows), alike
 
 
 def _finding(same: list[str], file: str, is_tegra: bool) -> Finding:
@@ -146,9 +148,8 @@ _OF_HOSTS = frozenset((*GLIBC_LIBRARIES, *OTHER_LIBRARIES))
 """Libraries that builds expect from the host."""
 
 
-@functools.lru_cache(maxsize=16)  # for one wheel on many hosts
 def required_names(
-    requires: tuple[str, ...], machine: str, python: HostPython | None
+    requires: Iterable[str], machine: str, python: HostPython | None
 ) -> tuple[str, ...]:
     """Return the distributions in Requires-Dist lines that apply there, without extras, normalized.
     If the host's Python is unknown, the running one is assumed.

@@ -162,7 +162,10 @@ def new_python_symbols() -> Mapping[str, PythonVersion]:
 
 
 def promised_python(tags: Iterable[str]) -> PythonVersion | None:
-    """Return the oldest Python of the ``abi3`` tags (``cp38-abi3``: 3.8); None without one."""
+    """Return the oldest Python of the ``abi3`` tags (``cp38-abi3``: 3.8); None without one.
+
+    ``tags`` are expanded, as those of ``Distribution``.
+    """
     matches = filter(None, map(_STABLE_TAG.match, tags))
     return min(((int(each[1]), int(each[2] or 0)) for each in matches), default=None)
 

@@ -140,7 +140,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     command = _PlanCommand("install", "Answers the planner's questions.")
-    sys.exit(command.main(["--quiet", str(answers), *sys.argv[1:]]))
+    sys.exit(command.main(["--quiet", str(answers)]))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class MessageRenderer:
         """See ``Renderer``."""
         blocks: list[Json] = []
         pieces: list[str] = []
-        for each in chain(*map(self._gains, choices[0]), self._close()):
+        for each in chain(chain.from_iterable(map(self._gains, choices[0])), self._close()):
             match each:
                 case {"type": "content_block_start", "content_block": dict(block)}:
                     blocks.append(block)

@@ -99,7 +99,7 @@ def _chunk_choice(index: int, delta: Json, logprobs: Json | None) -> Json:
 
 
 def _call_json(name: str | None, arguments: str) -> Json:
-    """Return a call, or the next part of one that has begun, without a name."""
+    """Return a call; without a ``name``, the next part of one that has begun."""
     if name is None:
         return {"function": {"arguments": arguments}}
     function = {"name": name, "arguments": arguments}
