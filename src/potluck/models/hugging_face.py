@@ -141,12 +141,12 @@ def read_config(
     """Return the configuration of a family that reads the keys ``implemented`` itself.
 
     ``default_head_dim`` defaults to an equal share of the hidden size, ``sliding_windows`` to full
-    attention in every layer, and ``experts``, one entry per layer, to an MLP in every layer. With ``reads_attention_bias``, the key ``attention_bias``
-    determines ``qkv_bias`` and ``output_bias``. ``activations`` maps ``hidden_act`` to those that
-    the family supports. ``default_rotary_share`` is the rotated part of a head if the file does not
-    specify it (``partial_rotary_factor``); None means that the family rotates whole heads. Layers
-    are equal except for ``sliding_windows`` and ``experts``; a family changes them with
-    ``with_layers``.
+    attention in every layer, and ``experts``, one entry per layer, to an MLP in every layer. With
+    ``reads_attention_bias``, the key ``attention_bias`` determines ``qkv_bias`` and
+    ``output_bias``. ``activations`` maps ``hidden_act`` to those that the family supports.
+    ``default_rotary_share`` is the rotated part of a head if the file does not specify it
+    (``partial_rotary_factor``); None means that the family rotates whole heads. Layers are equal
+    except for ``sliding_windows`` and ``experts``; a family changes them with ``with_layers``.
     """
     if default_rotary_share is not None:
         implemented = implemented | {"partial_rotary_factor"}

@@ -1,8 +1,7 @@
 """Qwen 1.5, 2 and 2.5 (Yang et al. 2024): biases on q, k and v.
 
-Dense models may have sliding windows in upper layers.
-
-Models with experts have, in addition to the selected ones, a shared expert with its own gate.
+Dense models may have sliding windows in upper layers. Models with experts have, in addition to the
+selected ones, a shared expert with its own gate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Qwen 3 (Yang et al. 2025): norms on heads of q and k.
 
-Dense models may have sliding windows in upper layers.
-
-Models with experts have them in place of the MLP in most layers, and no shared experts.
+Dense models may have sliding windows in upper layers. Models with experts have them in place of
+the MLP in most layers, and no shared experts.
 """
 
 from __future__ import annotations
