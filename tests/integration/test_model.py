@@ -251,6 +251,12 @@ def test_a_text_ends_before_a_stop_string(model: potluck.Model) -> None:
     assert free_blocks(model) == model.plan.size.num_blocks
 
 
+def test_an_empty_stop_string_starts_nothing(model: potluck.Model) -> None:
+    with pytest.raises(ParameterError, match="a stop string is empty"):
+        model.generate(PROMPTS[0], max_tokens=NUM_NEW, stop=[""])
+    assert model._dispatcher.live == ()
+
+
 def test_what_was_held_back_comes_with_the_last_token(model: potluck.Model) -> None:
     """A stop string that only begins: its beginning is text after all."""
     whole = generate(model, PROMPTS[0], GREEDY).result()
