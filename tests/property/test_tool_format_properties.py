@@ -47,6 +47,8 @@ FRAGMENTS = (
         "to=",
         "<think>",
         "</thi",
+        "<|start|>",
+        "<|start|>assistant",
     ),
     *("</think>", '{"name": "clock", "arguments": {}}', "I look.", "functools", "```json"),
 )

@@ -122,6 +122,8 @@ class _HarmonyParser(SteppedParser):
         if header is None:
             if stream.is_cut:
                 stream.drop_rest()
+            if (yield from stream.at(_START)):  # without a header it is text
+                stream.give_up()
             return ""
         recipient = _RECIPIENT.search(header)
         if recipient is None or stream.is_known(recipient[1]):

@@ -231,8 +231,8 @@ class NamedCalls(ToolSyntax):
     ``head`` begins each call, with ``{name}`` for the name. If it contains ``{id}``, the grammar
     allows a match of ``id_pattern`` there, or with ``id_mark`` either nothing or the mark and a
     match. A head is read up to ``arguments_mark``, and ``name_pattern``, which has one group,
-    extracts the name. In a format without ``call_opening``, each call is a section. ``ends`` are
-    marks that may follow the arguments, in order.
+    extracts the name. In a format without ``call_opening``, each call is a section, so that it
+    ``repeats``. ``ends`` are marks that may follow the arguments, in order.
     """
 
     head: str

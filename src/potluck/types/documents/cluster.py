@@ -231,6 +231,9 @@ class SlowStage(Document, frozen=True, kw_only=True):
     """Ratio of the times."""
 
 
+# Nodes also send StageTimes and TokenSpeed to each other, in ModelMetrics.
+
+
 class StageTimes(Document, frozen=True, kw_only=True):
     """Medians of recent steps of a stage within its engine, in seconds; null if unknown."""
 
@@ -259,7 +262,7 @@ class TokenSpeed(Document, frozen=True, kw_only=True):
 
 
 class SpeedDocument(TokenSpeed, frozen=True, kw_only=True):
-    """Speeds of recent steps at the coordinator; null if unknown."""
+    """The speeds, and the wait for a first token; null if unknown."""
 
     first_token_seconds: Amount | None
     """Mean over ``num_first_tokens`` requests since the coordinator started, from the arrival of

@@ -17,6 +17,7 @@ from potluck.errors import ParameterError
 from potluck.text.template_gaps import fill_gaps
 from potluck.text.tool_formats import FORMAT_NAMES, choose_output_format
 from potluck.text.tool_formats.choice import FORMATS
+from potluck.text.tool_formats.json_calls import NamedCalls
 from potluck.types.output import OutputFormat, ToolMode, ToolUse
 from potluck.types.text import ChatMessage, Tool
 
@@ -247,3 +248,10 @@ class TestGrammar:
         one = case.calls if not case.second else ""
         assert not case.second or not texts.allows(grammar, case.calls)
         assert texts.allows(grammar, one) or name == "harmony"
+
+
+def test_formats_without_an_opening_of_calls_repeat_their_sections() -> None:
+    named = [each for each in FORMATS.values() if isinstance(each, NamedCalls)]
+    assert named
+    for each in named:
+        assert each.repeats == (not each.call_opening), each

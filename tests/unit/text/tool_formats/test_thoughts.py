@@ -57,6 +57,7 @@ def test_thought_comes_before_the_answer(name: str, is_control: bool) -> None:
     template, before, after = CASES[name]
     reasoning = reasoning_format(template)
     assert reasoning is not None
+    assert before.startswith(reasoning.open_texts)
     control = reasoning.control_texts if is_control else frozenset()
     texts = grammar_texts(frozenset(control))
     output_format = choose_output_format(template, control)
@@ -137,6 +138,11 @@ class TestHarmony:
                 ["now!"],
             ),
             ("<|channel|>final", ["<|channel|>final"]),
+            ("<|start|>", ["<|start|>"]),
+            ("\n<|start|>assistant<|s", ["\n<|start|>assistant<|s"]),
+            ("<|start|>" + "x" * 600, ["<|start|>" + "x" * 600]),
+            (f"<|start|><|start|>assistant{FINAL}a", ["a"]),
+            (f"<|start|>{'x' * 600}<|start|>assistant{FINAL}a", [f"<|start|>{'x' * 600}a"]),
             (f"{THOUGHT}{THOUGHT}{FINAL}a<|end|>", ["~Hm.Hm.", "a"]),
             (f"{FINAL}a<|return|>", ["a"]),
             (f"{FINAL}a<|end|><|start|>assistant{FINAL}b", ["ab"]),
