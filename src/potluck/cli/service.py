@@ -194,11 +194,11 @@ class UserManager:
     """The user's own manager of systemd. Raises ``UsageError`` where there is none."""
 
     def __init__(self) -> None:
-        self._environ = child_environment()
+        self._environment = child_environment()
         folder = f"/run/user/{os.getuid()}"
-        if "XDG_RUNTIME_DIR" not in self._environ and Path(folder).is_dir():
-            self._environ["XDG_RUNTIME_DIR"] = folder  # su and sudo drop it
-        if shutil.which("systemctl", path=self._environ.get("PATH")) is None:
+        if "XDG_RUNTIME_DIR" not in self._environment and Path(folder).is_dir():
+            self._environment["XDG_RUNTIME_DIR"] = folder  # su and sudo drop it
+        if shutil.which("systemctl", path=self._environment.get("PATH")) is None:
             raise UsageError(
                 "systemd is not available on this machine (no systemctl)",
                 hint="configure your service manager to run potluck up in the foreground",
@@ -234,7 +234,7 @@ class UserManager:
         )
 
     def _is_lingering(self) -> bool | None:
-        program = shutil.which("loginctl", path=self._environ.get("PATH"))
+        program = shutil.which("loginctl", path=self._environment.get("PATH"))
         if program is None:
             return None
         done = self._started([program, "show-user", user_name(), "--property=Linger", "--value"])
@@ -261,7 +261,7 @@ class UserManager:
                 errors="replace",
                 check=False,
                 timeout=_SYSTEMCTL_SECONDS,
-                env=self._environ,
+                env=self._environment,
             )
         except subprocess.TimeoutExpired:
             raise PotluckError(
