@@ -31,9 +31,7 @@ def circumstances() -> dict[str, object]:
 def write_result(
     path: Path | None, schema: str, results: Mapping[str, object], *, indent: int | None = None
 ) -> None:
-    """Write a result file of ``schema`` with the circumstances of now; nothing if ``path`` is
-    None.
-    """
+    """Write a result file of ``schema`` with the current circumstances, unless ``path`` is None."""
     if path is not None:
         document = {"schema": schema, **circumstances(), **results}
         path.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")

@@ -309,9 +309,10 @@ class Board:
         """Call the agent over its control socket, and return the result."""
         return result_of(self.state, method, params)
 
-    def deploy(self, model: str, results: Sequence[BoardResult]) -> float:
-        """Deploy ``model``, note in ``results`` what that says of the stages of the boards, and
-        return the seconds that it took.
+    def deploy(self, model: str, results: Sequence[BoardResult] = ()) -> float:
+        """Deploy ``model`` and return the seconds that it took.
+
+        The stage of each board is recorded in its result, if ``results`` are given.
         """
         started = time.monotonic()
         deployed = self.ask(
@@ -322,13 +323,13 @@ class Board:
             objective="memory",
         )
         seconds = time.monotonic() - started
-        numbers = {node_id(index): index for index in range(len(results))}
-        for stage in deployed["stages"]:
-            into = results[numbers[stage["node_id"]]]
-            into.layers = (stage["start_layer"], stage["end_layer"])
-            into.plan_bytes = stage["num_bytes"]
-            into.read_bytes = stage["read_bytes"]
-            into.load_seconds = stage["load_seconds"]
+        stages = {stage["node_id"]: stage for stage in deployed["stages"]}
+        for result in results:
+            if stage := stages.get(node_id(result.board)):
+                result.layers = (stage["start_layer"], stage["end_layer"])
+                result.plan_bytes = stage["num_bytes"]
+                result.read_bytes = stage["read_bytes"]
+                result.load_seconds = stage["load_seconds"]
         return seconds
 
     def complete(self, connect: Callable[[int], socket.socket] = connect_here) -> tuple[str, int]:
@@ -546,7 +547,7 @@ class Sampler:
             self.is_ending.wait(max(0.0, _SAMPLE_SECONDS - (time.monotonic() - started)))
 
     def report(self, board: Board, result: BoardResult) -> None:
-        """Note in a board's result its peaks and how many processes the kernel has killed on it."""
+        """Record in a board's result its peaks and the number of processes that were killed."""
         result.worker_peak_bytes = self.worker_peaks.get(board.group, 0)
         result.board_peak_bytes = self.board_peaks.get(board.group, 0)
         result.num_kills = num_kills(board.group)

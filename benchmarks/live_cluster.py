@@ -304,7 +304,7 @@ def divided_among(
 
 
 def own_cores(number: int) -> list[int]:
-    """Return a core of this process for each of ``number`` others, in turn if there are fewer."""
+    """Return ``number`` cores that this process may use; they repeat if there are fewer."""
     return list(itertools.islice(itertools.cycle(sorted(os.sched_getaffinity(0))), number))
 
 

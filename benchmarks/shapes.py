@@ -20,8 +20,8 @@ from random_hugging_face import FLOAT_TYPES, write_hugging_face
 
 
 def made(path: Path, write: Callable[[Path], object]) -> Path:
-    """Return ``path``. If it is missing, ``write`` makes it under another name, and it is renamed
-    when it is whole.
+    """Return ``path``; if it is missing, create it with ``write``, under another name until it is
+    complete.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

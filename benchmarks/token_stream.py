@@ -162,8 +162,9 @@ def together(calls: Iterable[Callable[[], object]]) -> None:
 
 
 def post_json(connection: socket.socket, path: str, body: Mapping[str, object]) -> Any:
-    """Send a request on a new connection, close it, and return the JSON of the answer. Raise
-    ``RuntimeError`` for another status than 200.
+    """Post ``body`` over a new connection, close it, and return the JSON of the answer.
+
+    Raise ``RuntimeError`` for any status other than 200.
     """
     client = http.client.HTTPConnection("127.0.0.1", connection.getpeername()[1])
     client.sock = connection

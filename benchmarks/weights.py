@@ -360,8 +360,7 @@ def _repeat(
     subprocess.run(
         ["ip", "-n", hub_host.namespace, "link", "set", "eth0", "down"], check=True, timeout=20
     )
-    unused = [BoardResult(board=each.board) for each in result.boards]
-    result.again_seconds = boards[0].deploy(name, unused)
+    result.again_seconds = boards[0].deploy(name)
     result.again_text, _ = _complete(boards[0], hosts[0])
 
 

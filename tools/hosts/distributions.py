@@ -29,7 +29,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Archived(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A name for hosts, and where the packages are from which they are described."""
+    """The name of a distribution's hosts, and the archive with the packages that describe them."""
 
     name: _Text
     archive: _Text

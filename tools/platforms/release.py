@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.version import Version
 
-from potluck.portability.wheels.tags import LEGACY_POLICIES
+from potluck.portability.wheels.tags import policy_glibc
 
 Glibc = tuple[int, int]
 
@@ -20,8 +19,6 @@ ANY_GLIBC: Glibc = (0, 0)
 """The requirement of files without native code: any C library."""
 NEWEST_GLIBC: Glibc = (2, 99)
 """A version that satisfies every requirement."""
-
-_PLATFORM_TAG = re.compile(r"(?:manylinux_(\d+)_(\d+)|(manylinux(?:1|2010|2014)))_(\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +124,11 @@ def _oldest_glibc(file: ReleaseFile, platform: Platform) -> Glibc | None:
 def _glibc_of(tag: Tag, platform: Platform) -> Glibc | None:
     if tag.platform == "any":
         return ANY_GLIBC if tag in _taken(platform) else None
-    matched = _PLATFORM_TAG.fullmatch(tag.platform)
-    if matched is None or matched[4] != platform.machine:
+    if not tag.platform.endswith(f"_{platform.machine}"):
         return None
     if Tag(tag.interpreter, tag.abi, platform.machine) not in _taken(platform):
         return None
-    return LEGACY_POLICIES[matched[3]] if matched[3] else (int(matched[1]), int(matched[2]))
+    return policy_glibc(tag.platform)
 
 
 @cache

@@ -62,8 +62,8 @@ def device_capabilities(
     answers: queue.SimpleQueue[DeviceCapabilities | str] = queue.SimpleQueue()
 
     def ask() -> None:
-        """Report the capabilities whenever they change, and at the end the reason why any are
-        unknown, or nothing.
+        """Report the capabilities whenever they change, and finally the reason of a failure, or an
+        empty text.
         """
         try:
             _probe(

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potluck.cli.addresses import DEFAULT_HTTP_PORT, LOOPBACK, parse_http
-from potluck.cli.options import settings
 from potluck.cli.output import note
 from potluck.errors import UsageError
 from potluck.host.uname import host_name
 
 if TYPE_CHECKING:
     from potluck.api.config import ApiConfig
+    from potluck.cli.settings import NodeSettings
     from potluck.cluster.agent.console import AgentConsole
     from potluck.cluster.agent.gateway import AgentGateway
     from potluck.cluster.agent.state import StateDirectory
@@ -114,6 +114,7 @@ class Clients:
 
 
 def clients_of(
+    chosen: NodeSettings,
     *,
     http: str,
     no_http: bool,
@@ -125,7 +126,10 @@ def clients_of(
     drop_system_line: Sequence[str] | None,
     strict_tools: bool,
 ) -> Clients | None:
-    """Return what the options ask for; None for no clients. Raises ``UsageError``."""
+    """Return what the options, else the settings, ask for; None for no clients.
+
+    Raises ``UsageError``.
+    """
     if no_http:
         given = {
             "--api-key-file": api_key_file,
@@ -141,7 +145,7 @@ def clients_of(
             raise UsageError(f"{useless} has no effect with --no-http", hint="omit one of them")
         return None
 
-    # These import the web framework, so only a node that serves clients does.
+    # Imported here: only a node that serves clients needs the web framework.
     from potluck.api.config import ApiConfig
     from potluck.api.cors import checked_origin
 
@@ -161,8 +165,8 @@ def clients_of(
         host=host,
         port=port,
         cors_origins=frozenset(map(checked_origin, cors_origin or ())),
-        dropped_system_lines=_dropped(drop_system_line),
-        strict_tools=strict_tools or settings().strict_tools,
+        dropped_system_lines=_dropped(drop_system_line, chosen),
+        strict_tools=strict_tools or chosen.strict_tools,
         tls=None if tls_cert is None or tls_key is None else _tls_of_files(tls_cert, tls_key),
     )
     return Clients(config=config, key_file=api_key_file, is_tls_auto=tls is not None)
@@ -196,14 +200,14 @@ async def serve_clients(
     return url
 
 
-def _dropped(prefixes: Sequence[str] | None) -> tuple[str, ...]:
+def _dropped(option: Sequence[str] | None, chosen: NodeSettings) -> tuple[str, ...]:
     from potluck.api.system_lines import KNOWN_CHANGING_LINES
 
+    prefixes = chosen.drop_system_line if option is None else option
     if prefixes is None:
-        chosen = settings().drop_system_line
-        if chosen is None:
-            return KNOWN_CHANGING_LINES
-        prefixes = (chosen,) if isinstance(chosen, str) else chosen
+        return KNOWN_CHANGING_LINES
+    if isinstance(prefixes, str):
+        prefixes = (prefixes,)
     return tuple(each for each in prefixes if each)
 
 

@@ -49,7 +49,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def emit(document: Document | dict[str, object], lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a JSON document, or else ``lines``, which tell the same to a person."""
+    """Print ``document`` as JSON, or else ``lines``, which present it as text."""
     if as_json:
         emit_json(document)
     else:

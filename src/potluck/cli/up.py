@@ -201,6 +201,7 @@ def run_agent(
             hint="omit --lan: --join also opens the node to the network",
         )
     clients = clients_of(
+        chosen,
         http=http,
         no_http=no_http,
         api_key_file=api_key_file,

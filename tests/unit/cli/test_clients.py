@@ -10,6 +10,7 @@ import pytest
 
 from potluck.api.system_lines import KNOWN_CHANGING_LINES
 from potluck.cli.clients import Clients, clients_of
+from potluck.cli.options import settings
 from potluck.cluster.network.trust.authority import derive_authority, issue_server_credentials
 from potluck.cluster.network.trust.secret import Secret, generate_secret
 from potluck.errors import ParameterError, UsageError
@@ -27,7 +28,7 @@ def clients(**options: Any) -> Clients | None:
         "drop_system_line": None,
         "strict_tools": False,
     }
-    return clients_of(**{**values, **options})
+    return clients_of(settings(), **{**values, **options})
 
 
 @pytest.fixture
