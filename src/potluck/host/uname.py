@@ -30,7 +30,9 @@ def host_name() -> str:
 
 
 def boot_id() -> str:
-    """Return the id of the kernel's boot, a UUID that containers share. Raise ``OSError``."""
+    """Return the id of the kernel's boot, a UUID that containers share. Raise ``OSError`` if it
+    cannot be read.
+    """
     from pathlib import Path
 
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -21,7 +21,7 @@ def read_rows(package: str, name: str, key: str, rows: type[Table]) -> Table:
 
     Raises ``ValueError`` for another key.
     """
-    document = tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
+    document = read_toml(package, name, dict[str, object])
     if document.keys() != {key}:
         raise ValueError(f"{name} has the keys {', '.join(document)}, not only {key}")
     return msgspec.convert(document[key], rows)

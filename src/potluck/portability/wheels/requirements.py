@@ -22,7 +22,7 @@ def parsed_requirements(lines: Iterable[str]) -> Iterator[Requirement]:
 def applies(requirement: Requirement, environment: Mapping[str, str]) -> bool:
     """Return whether a requirement has no marker, or one that holds in ``environment``."""
     try:
-        return requirement.marker is None or requirement.marker.evaluate({**environment})
+        return requirement.marker is None or requirement.marker.evaluate(environment)
     except (UndefinedComparison, UndefinedEnvironmentName):
         return False
 
