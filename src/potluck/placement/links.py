@@ -42,7 +42,10 @@ class Link:
     def with_figures(
         self, latency_seconds: float | None, bytes_per_second: float | None, basis: Basis
     ) -> Link:
-        """Return this link with the figures that are known; both together have this ``basis``."""
+        """Return this link with the given figures instead of its own; None keeps its own.
+
+        The result has this ``basis`` if both are given, and that of this link otherwise.
+        """
         is_whole = latency_seconds is not None and bytes_per_second is not None
         latency = self.latency_seconds if latency_seconds is None else latency_seconds
         return Link(

@@ -36,7 +36,7 @@ _MOST_CELLS = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The stages of a pipeline, with its prediction; one of several has a share of the streams."""
+    """The stages of a pipeline, and its prediction: for all streams, or for its share of them."""
 
     stages: tuple[PlacedStage, ...]
     prediction: Prediction

@@ -497,7 +497,7 @@ class Links:
         self._news.set()
 
     def _lead(self, peer_budget_seconds: float) -> _Lead:
-        """Return what measures in this node's turn, with the time that it may take.
+        """Return the function that measures in this node's turn, with the time that it may take.
 
         Both nodes pay for both turns, and the smaller sizes take a third of the time of the last
         one.

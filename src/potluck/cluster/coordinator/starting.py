@@ -211,10 +211,10 @@ async def open_edges(
 ) -> tuple[OutgoingEdge, IncomingEdge]:
     """Open the coordinator's two edges, while the stages open theirs.
 
-    ``tell_stages`` gets the address at which stages will find the coordinator, and returns the task
-    that must continue meanwhile. With ``awaits_first``, the first stage connects to the
-    coordinator; with ``dials_last``, the coordinator connects to the last one. If anything fails,
-    nothing stays open.
+    ``tell_stages`` gets the address at which stages will find the coordinator, and returns the
+    calls that tell them to connect, which are made meanwhile. With ``awaits_first``, the first
+    stage connects to the coordinator; with ``dials_last``, the coordinator connects to the last
+    one. If anything fails, nothing stays open.
     """
     try:
         listener = endpoint.listen()
