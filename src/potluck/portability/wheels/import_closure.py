@@ -70,8 +70,11 @@ def imported_files(
     top_level = [name for name in (*modules, *extensions) if "." not in name]
 
     @functools.cache
+    def read_module(name: str) -> _Module:
+        return _read_module(name, modules[name], read)
+
     def module(name: str) -> _Module | None:
-        return _read_module(name, modules[name], read) if name in modules else None
+        return read_module(name) if name in modules else None
 
     @functools.cache
     def loaded(*, of_all: bool, attempts: bool) -> tuple[tuple[str, ...], ...]:
