@@ -49,6 +49,7 @@ FRAGMENTS = (
         "</thi",
         "<|start|>",
         "<|start|>assistant",
+        "<|s",
     ),
     *("</think>", '{"name": "clock", "arguments": {}}', "I look.", "functools", "```json"),
 )
@@ -80,7 +81,7 @@ def output_format(name: str, *, thinks: bool = False) -> OutputFormat:
     return choose_output_format(sign, (), tool_format=name)
 
 
-def in_pieces(each: OutputFormat, text: str, cuts: list[int]) -> Found:
+def in_pieces(each: OutputFormat, text: str, cuts: list[int], *, is_cut: bool) -> Found:
     parser = each.parser(tool_use(), prompt_end="")
     parts: list[OutputPart] = []
     position = 0
@@ -88,7 +89,7 @@ def in_pieces(each: OutputFormat, text: str, cuts: list[int]) -> Found:
         parts += parser.push(text[position : position + length])
         position += length
     parts += parser.push(text[position:])
-    return found([*parts, *parser.finish()])
+    return found([*parts, *parser.finish(is_cut=is_cut)])
 
 
 def visible(text: str) -> str:
@@ -98,13 +99,13 @@ def visible(text: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("thinks", [False, True])
 @settings(max_examples=30)
-@given(text=st.one_of(TEXTS, mutated_calls()), cuts=CUTS)
-def test_pieces_do_not_matter(thinks: bool, text: str, cuts: list[int]) -> None:
+@given(text=st.one_of(TEXTS, mutated_calls()), cuts=CUTS, is_cut=st.booleans())
+def test_pieces_do_not_matter(thinks: bool, text: str, cuts: list[int], is_cut: bool) -> None:
     for name in NAMES:
         each = output_format(name, thinks=thinks)
-        whole = parse(each, text)
-        assert in_pieces(each, text, cuts) == whole, name
-        assert parse(each, text, 1) == whole, name
+        whole = parse(each, text, is_cut=is_cut)
+        assert in_pieces(each, text, cuts, is_cut=is_cut) == whole, name
+        assert parse(each, text, 1, is_cut=is_cut) == whole, name
 
 
 @settings(max_examples=30)

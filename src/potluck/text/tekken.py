@@ -63,17 +63,13 @@ class Tekken:
     """The contents of a ``tekken.json``.
 
     ``special`` are the texts of the special tokens, whose ids are their indices; unused ones have
-    none. ``pieces`` are the other tokens in the byte-level encoding; their ids follow.
+    none. ``pieces`` maps the other tokens, in the byte-level encoding, to their ids, which follow.
     """
 
     pattern: str
     version: str
     special: tuple[str, ...]
-    pieces: tuple[str, ...]
-
-    def piece_ids(self) -> dict[str, int]:
-        """Return the ids of the pieces."""
-        return {piece: token for token, piece in enumerate(self.pieces, len(self.special))}
+    pieces: dict[str, int]
 
 
 def read_tekken(path: Path) -> Tekken:
@@ -92,7 +88,7 @@ def build_model(tekken: Tekken) -> tokenizers.Tokenizer:
     """
     words = BytePreTokenizer(splits=(tekken.pattern,), ignores_merges=True)
     try:
-        return build_ranked(tekken.piece_ids(), words)
+        return build_ranked(tekken.pieces, words)
     except UnsupportedModelError:
         raise
     except Exception as error:  # the library raises no more specific exception
@@ -113,14 +109,12 @@ def _checked(document: _Document) -> Tekken:
         listed = {token.rank: token.token_str for token in document.special_tokens}
     special = tuple(listed.get(token, "") for token in range(num_special))
     named = [text for text in special if text]
-    pieces = []
+    pieces: dict[str, int] = {}
     for rank, token in enumerate(document.vocab[:num_pieces]):
         if token.rank != rank:
             raise ValueError(f"the token at {rank} has the rank {token.rank}")
         data = base64.b64decode(token.token_bytes, validate=True)
-        pieces.append(byte_level(data))
-    if len({*pieces}) < num_pieces or len({*named}) < len(named):
+        pieces[byte_level(data)] = num_special + rank
+    if len(pieces) < num_pieces or len({*named}) < len(named):
         raise ValueError("it contains a duplicate token")
-    return Tekken(
-        pattern=config.pattern, version=config.version, special=special, pieces=tuple(pieces)
-    )
+    return Tekken(pattern=config.pattern, version=config.version, special=special, pieces=pieces)

@@ -45,7 +45,7 @@ def read_tekken_vocabulary(files: ModelDirectory) -> VocabularyParts:
         return tuple(token for token, text in special.items() if text == wanted)
 
     return VocabularyParts(
-        model=PieceList(file.piece_ids()),
+        model=PieceList(file.pieces),
         build=partial(tekken.build_model, file),
         added={token: {"content": text, "special": True} for token, text in special.items()},
         leading=ids_of(tekken.BOS),

@@ -60,7 +60,7 @@ class DraftSource(Protocol):
 class DraftTotals:
     """Totals since the first start of a scheduler, across restarts.
 
-    Mutable, for the scheduler, which counts; everyone else has a copy.
+    Mutable: the scheduler counts in its own instance, and gives out copies.
 
     ``num_drafted`` tokens were sent for verification; ``num_accepted`` of them were right.
     ``num_samples`` tokens were sampled by the ``num_verifications`` slices that had drafts.

@@ -93,15 +93,11 @@ def placed(config: ModelConfig, usable: list[int], preferences: Preferences = FA
     return Placement(counting_for(config), snapshot).of(SIZE, may_quantize=False)
 
 
-def no_cuts_of(config: ModelConfig) -> set[int]:
-    return {layer for layer in range(config.num_layers + 1) if not config.can_cut_before(layer)}
-
-
 @ON_BACKENDS
 def test_parts_add_up_to_the_whole(size: StageSize) -> None:
     counting = counting_for(SHARED)
     cost = model_cost(counting, size)
-    assert cost.no_cuts == no_cuts_of(SHARED) == {2, 3, 4, 7}
+    assert cost.no_cuts == SHARED.no_cuts == {2, 3, 4, 7}
     whole = counting.stage(Shard.whole(NUM_LAYERS), size).memory
     held = sum(cost.layer_bytes) + cost.embedding_bytes + cost.head_bytes
     assert whole.weights_bytes + whole.cache_bytes <= held
@@ -207,7 +203,7 @@ def test_no_plan_separates_layers_that_share_a_cache(
         assert max(usable) << 20 < alone + (64 << 20), "one unit alone could hold it"
         return
     shards = [stage.shard for stage in result.plan.stages]
-    assert not no_cuts_of(config) & {shard.start_layer for shard in shards[1:]}
+    assert not config.no_cuts & {shard.start_layer for shard in shards[1:]}
     assert [shard.end_layer for shard in shards[:-1]] == [s.start_layer for s in shards[1:]]
     for shard in shards:
         program = build_program(config, shard, context_tokens=8, ropes=empty_rope_tables(config, 8))

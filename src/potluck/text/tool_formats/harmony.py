@@ -122,7 +122,7 @@ class _HarmonyParser(SteppedParser):
         if header is None:
             if stream.is_cut:
                 stream.drop_rest()
-            if (yield from stream.at(_START)):  # without a header it is text
+            elif (yield from stream.at(_START)):  # without a header it is text
                 stream.give_up()
             return ""
         recipient = _RECIPIENT.search(header)

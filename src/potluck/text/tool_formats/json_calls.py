@@ -231,7 +231,7 @@ class NamedCalls(ToolSyntax):
     ``head`` begins each call, with ``{name}`` for the name. If it contains ``{id}``, the grammar
     allows a match of ``id_pattern`` there, or with ``id_mark`` either nothing or the mark and a
     match. A head is read up to ``arguments_mark``, and ``name_pattern``, which has one group,
-    extracts the name. In a format without ``call_opening``, each call is a section, so that it
+    extracts the name. In a format without ``call_opening``, each call is a section, which requires
     ``repeats``. ``ends`` are marks that may follow the arguments, in order.
     """
 

@@ -75,8 +75,11 @@ class TextReader:
         return self._position
 
     def return_to(self, position: int) -> None:
-        """Move back to ``position``, which must not precede held text."""
-        self._position = position
+        """Move back to ``position``, or to the beginning of the held text if that is later.
+
+        ``at`` may have dropped the rest, which is not read again.
+        """
+        self._position = max(position, self._held_from)
 
     def drop_rest(self) -> None:
         """Drop the held text and everything after it, which belongs to a call that was cut off."""
@@ -123,7 +126,7 @@ class TextReader:
         yield from self.skip_space()
         if (yield from self.at(text)):
             return True
-        self._position = before
+        self.return_to(before)
         return False
 
     def run(self, pattern: re.Pattern[str], max_characters: int | None = None) -> Steps[str]:
@@ -160,15 +163,16 @@ class TextReader:
     def text_pieces(self, marks: DelimiterScanner, take: Callable[[str], None]) -> Steps[str]:
         """Consume text up to a mark and the mark, and pass the text to ``take`` as it arrives.
 
-        Return the mark, or an empty string if the text ended first.
+        Return the mark, which is held, or an empty string if the text ended first.
         """
         while True:
             start = self._position - self._base
             index, found = marks.find(self._text, start, is_end=self._is_end)
             piece = self._text[start:index]
-            self._position = self._base + index + len(found)
+            self._position = self._base + index
             if piece:
                 take(piece)
+            self._position += len(found)
             if found or self._is_end:
                 return found
             yield

@@ -143,6 +143,10 @@ class TestHarmony:
             ("<|start|>" + "x" * 600, ["<|start|>" + "x" * 600]),
             (f"<|start|><|start|>assistant{FINAL}a", ["a"]),
             (f"<|start|>{'x' * 600}<|start|>assistant{FINAL}a", [f"<|start|>{'x' * 600}a"]),
+            (
+                "<|channel|>analysis<|message|>Hm.<|start|>" + "x" * 600,
+                ["~Hm.", "<|start|>" + "x" * 600],
+            ),
             (f"{THOUGHT}{THOUGHT}{FINAL}a<|end|>", ["~Hm.Hm.", "a"]),
             (f"{FINAL}a<|return|>", ["a"]),
             (f"{FINAL}a<|end|><|start|>assistant{FINAL}b", ["ab"]),
@@ -157,6 +161,23 @@ class TestHarmony:
     def test_messages(self, text: str, expected: list[object]) -> None:
         assert parse(self.output_format, text) == expected
         assert parse(self.output_format, text, 1) == expected
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("<|s", []),
+            ("\n<|ch", []),
+            (f"{FINAL}a<|s", ["a"]),
+            (f"{FINAL}a<|chan", ["a"]),
+            (f"{FINAL}a<|end|><|sta", ["a"]),
+            (f"{THOUGHT}<|sta", ["~Hm."]),
+        ],
+    )
+    def test_the_beginning_of_a_mark_is_dropped_where_an_output_is_cut(
+        self, text: str, expected: list[object]
+    ) -> None:
+        assert parse(self.output_format, text, is_cut=True) == expected
+        assert parse(self.output_format, text, 1, is_cut=True) == expected
 
 
 def test_control_tokens_of_calls_vanish_without_tools() -> None:
