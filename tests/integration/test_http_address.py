@@ -180,6 +180,7 @@ def test_state_and_metrics(running: RunningApi, http: httpx2.Client) -> None:
         ("hits_total", 14),
         ("saved_tokens_total", 1234),
         ("evictions_total", 6),
+        ("restored_tokens_total", 96),
         ("checkpoints_total", 8),
         ("checkpoint_hits_total", 5),
         ("checkpoint_evictions_total", 2),
@@ -206,6 +207,8 @@ def test_state_and_metrics(running: RunningApi, http: httpx2.Client) -> None:
     assert after[f"potluck_stage_memory_bytes{stage}"] == 4096
     assert after[f"potluck_stage_dropped_frames_total{stage}"] == 2
     assert after[f"potluck_stage_slowdown{stage}"] == 1.25
+    assert after[f"potluck_stage_exchanges_total{stage}"] == 13
+    assert after[f"potluck_stage_exchange_seconds_total{stage}"] == 0.75
     assert after[f"potluck_model_epoch{label}"] == 5
     assert after[f"potluck_model_recoveries_total{label}"] == 4
     assert after[f"potluck_model_recovery_seconds{label}"] == 2.5
@@ -234,7 +237,9 @@ def test_state_and_metrics(running: RunningApi, http: httpx2.Client) -> None:
     assert shown(loaded, figure="predicted", **of_stage) == 0.05
     assert not any(each.startswith(loaded) and "measured" in each for each in after)
     edge = f'edge="0",model="{MODEL}",receiver="00000000000000aa",sender="00000000000000aa"'
+    assert after[f"potluck_edge_frames_total{{{edge}}}"] == 8
     assert after[f"potluck_edge_bytes_total{{{edge}}}"] == 900
+    assert after[f"potluck_edge_send_seconds_total{{{edge}}}"] == 0.25
 
 
 def _samples(http: httpx2.Client) -> dict[str, float]:

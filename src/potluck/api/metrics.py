@@ -86,7 +86,7 @@ class ApiMetrics:
 
 @dataclass(slots=True, eq=False)
 class RequestMeter:
-    """Measures one request. Mutable: it remembers the times of the last tokens by choice."""
+    """Measures one request. Mutable: it keeps the time of the last token of each choice."""
 
     _started: float
     _prompt_tokens: Counter
@@ -163,7 +163,10 @@ class _GatewayCollector(Collector):
 _COUNTER, _GAUGE = CounterMetricFamily, GaugeMetricFamily
 
 _Row = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str]
-"""A metric's type, name and meaning, and the attribute with its value; None if unknown."""
+"""A metric's type, name and meaning, and the attribute with its value.
+
+There is no sample if the value is None, that is, unknown.
+"""
 
 _PREFIX_CACHE: Sequence[_Row] = (
     (_COUNTER, "admissions", "Prefix cache lookups", "num_admissions"),
@@ -276,8 +279,9 @@ def _families(
     labels: Sequence[str],
     sources: Sequence[tuple[Sequence[str], object]],
 ) -> Iterator[Metric]:
-    """Yield the metrics in ``rows``, each with a sample from every source: the values of the labels
-    and the object that has the attribute.
+    """Yield the metrics in ``rows``, each with one sample per source.
+
+    A source consists of the values of the labels and the object whose attribute is sampled.
     """
     for kind, name, text, attribute in rows:
         family = kind(f"potluck_{prefix}_{name}", text, labels=labels)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -91,7 +91,9 @@ class ApiService:
 
             async def work() -> _R:
                 async with self._admission.slot():
-                    return await self._prepared(body, parse, model_of, compute)
+                    return await self._prepared(
+                        body, parse, model_of, lambda parsed, model, _: compute(parsed, model)
+                    )
 
             try:
                 return await while_connected(request.receive, self._ending, work())
@@ -157,12 +159,7 @@ class ApiService:
                 nonlocal model_id
                 async with AsyncExitStack() as held:
                     await held.enter_async_context(self._admission.slot())
-                    prepared = await self._prepared(
-                        body,
-                        parse,
-                        model_of,
-                        lambda parsed, model: prepare(parsed, model, self._limits),
-                    )
+                    prepared = await self._prepared(body, parse, model_of, prepare)
                     model_id = prepared.job.model.model_id
                     body.release()
                     await self._check_grammar(prepared.job)
@@ -221,12 +218,7 @@ class ApiService:
             async def work() -> bytes:
                 nonlocal model_id
                 async with self._admission.slot():
-                    prepared = await self._prepared(
-                        body,
-                        parse,
-                        model_of,
-                        lambda parsed, model: prepare(parsed, model, self._limits),
-                    )
+                    prepared = await self._prepared(body, parse, model_of, prepare)
                     body.release()
                     model_id = prepared.job.model.model_id
                     _log.debug(
@@ -246,22 +238,22 @@ class ApiService:
         body: Body,
         parse: Callable[[bytearray], _T],
         model_of: Callable[[_T], str],
-        prepare: Callable[[_T, ServedModel], _R],
+        prepare: Callable[[_T, ServedModel, ApiLimits], _R],
     ) -> _R:
         """Parse a body and prepare its answer, in a thread if that takes long; large bodies one at
         a time.
 
         Raises ``PotluckError``.
         """
-        async with AsyncExitStack() as turn:
-            if len(body.data) > LARGE_BODY_BYTES:
-                await turn.enter_async_context(self._large_body)
+        is_large = len(body.data) > LARGE_BODY_BYTES
+        turn: asyncio.Lock | nullcontext[None] = self._large_body if is_large else nullcontext()
+        async with turn:
             if len(body.data) <= _DECODED_AT_ONCE_BYTES:
                 parsed = parse(body.data)
             else:
                 parsed = await in_thread(lambda: parse(body.data))
             model = await self.model(model_of(parsed))
-            return await in_thread(lambda: prepare(parsed, model))
+            return await in_thread(lambda: prepare(parsed, model, self._limits))
 
     def _api_error(self, error: PotluckError, model_id: str | None, prompt_param: str) -> ApiError:
         """Convert ``error``, which the gateway raised for a request, to the error that the client

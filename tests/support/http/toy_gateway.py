@@ -259,6 +259,7 @@ class ToyGateway:
                     num_hits=14,
                     num_saved_tokens=1234,
                     num_evictions=6,
+                    num_restored_tokens=96,
                     num_checkpoints=8,
                     num_checkpoint_hits=5,
                     num_checkpoint_evictions=2,
@@ -293,6 +294,8 @@ class ToyGateway:
                         num_dropped_frames=2,
                         slowdown=1.25,
                         times=StageTimes(decode_seconds=0.02, prefill_seconds_per_token=0.001),
+                        num_exchanges=13,
+                        exchange_seconds=0.75,
                     ),
                 ),
                 edges=(

@@ -67,7 +67,7 @@ class MessageRenderer:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """See ``Renderer``."""
-        return b"".join(map(_event, self._gains(delta)))
+        return b"".join(map(_event, self._events(delta)))
 
     def end(self, usage: Usage) -> bytes:
         """See ``Renderer``."""
@@ -83,7 +83,7 @@ class MessageRenderer:
         """See ``Renderer``."""
         blocks: list[Json] = []
         pieces: list[str] = []
-        for each in chain(chain.from_iterable(map(self._gains, choices[0])), self._close()):
+        for each in chain(chain.from_iterable(map(self._events, choices[0])), self._close()):
             match each:
                 case {"type": "content_block_start", "content_block": dict(block)}:
                     blocks.append(block)
@@ -118,7 +118,7 @@ class MessageRenderer:
             reason = "tool_use" if self._has_called else "end_turn"
         self._stop = {"stop_reason": reason, "stop_sequence": delta.stopped_by}
 
-    def _gains(self, delta: Delta) -> Iterator[Json]:
+    def _events(self, delta: Delta) -> Iterator[Json]:
         for part in delta.parts:
             yield from self._part(part)
         if delta.finish_reason is not None:

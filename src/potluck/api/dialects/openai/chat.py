@@ -65,8 +65,9 @@ class ChatChoices:
         return {**_chunk_choice(index, {}, None), "finish_reason": self._reason(index, reason)}
 
     def _calls(self, index: int, delta: Delta) -> dict[int, Json]:
-        """Return an entry for each call with parts in ``delta``: clients take two entries for two
-        calls.
+        """Return a single entry for each call in ``delta``, by the number of the call.
+
+        Clients would take two entries for two calls.
         """
         names: dict[int, str] = {}
         arguments: defaultdict[int, list[str]] = defaultdict(list)

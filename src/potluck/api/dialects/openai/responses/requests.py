@@ -188,12 +188,9 @@ def _call(item: _CallItem) -> ToolCall:
         case CustomCallItem():
             name = qualified(item.namespace, item.name)
             arguments = _as_text({INPUT: item.input})
-        case ShellCallItem():
+        case ShellCallItem(action=fields) | ApplyPatchCallItem(operation=fields):
             name = item.type.removesuffix("_call")
-            arguments = _arguments(name, item.action)
-        case ApplyPatchCallItem():
-            name = item.type.removesuffix("_call")
-            arguments = _arguments(name, item.operation)
+            arguments = _arguments(name, fields)
     return ToolCall(call_id=item.call_id, name=name, arguments=arguments)
 
 
