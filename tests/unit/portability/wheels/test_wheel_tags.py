@@ -145,6 +145,8 @@ def test_what_cannot_be_read_forbids_nothing() -> None:
         ("manylinux2014_aarch64", (2, 17)),
         ("manylinux1_x86_64", (2, 5)),
         ("linux_x86_64", None),
+        ("manylinux_²_17_x86_64", None),
+        (f"manylinux_2_{'1' * 5000}_x86_64", None),
         ("musllinux_1_2_x86_64", None),
         ("any", None),
     ],
