@@ -17,7 +17,7 @@ import tempfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
@@ -43,7 +43,7 @@ _MAPPED_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _LOCAL_HEADER_BYTES = 30
 
-_BROKEN = (
+BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -81,6 +81,11 @@ class BoundedZip:
     def names(self) -> tuple[str, ...]:
         """Return the members, without directories, in the archive's order."""
         return tuple(self._members)
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """Return where each member's header begins, by name."""
+        return {name: info.header_offset for name, info in self._members.items()}
 
     def starts_with(self, name: str, magic: bytes) -> bool:
         """Return whether a member begins with ``magic``; only these bytes are expanded."""
@@ -120,7 +125,7 @@ class BoundedZip:
     def _opened(self) -> zipfile.ZipFile:
         try:
             return zipfile.ZipFile(self._file)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._error(f"it is not a valid ZIP archive ({error})") from None
 
     def _checked(self, archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
@@ -177,7 +182,7 @@ class BoundedZip:
         try:
             with self._archive.open(self._members[name]) as stream:
                 yield stream
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._error(f"its member {name!r} is malformed ({error})") from None
 
     def _expand(self, name: str, stream: IO[bytes], target: IO[bytes]) -> None:

@@ -247,6 +247,16 @@ def test_a_wheel_that_is_no_archive_is_passed_over(tmp_path: Path) -> None:
     assert versions(index, ["app"]) == {"app": "1.0"}
 
 
+def test_a_wheel_of_an_unknown_version_of_zip_is_passed_over(tmp_path: Path) -> None:
+    index = FolderIndex(tmp_path)
+    index.add("app", "1.0")
+    newest = index.add("app", "2.0")
+    data = bytearray(newest.read_bytes())
+    data[data.index(b"PK\1\2") + 6] = 99
+    newest.write_bytes(data)
+    assert versions(index, ["app"]) == {"app": "1.0"}
+
+
 def test_an_index_that_does_not_answer_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
