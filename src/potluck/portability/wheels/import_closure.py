@@ -328,8 +328,13 @@ def _tolerated(
     ``required``, and the functions of the module that are used only in such calls.
     """
     known = set(required)
-    attempts = [each for each in attempted if isinstance(each, ast.Call) and each not in known]
-    within = {node for each in attempts for node in ast.walk(each)}
+    waiting = [each for each in attempted if isinstance(each, ast.Call) and each not in known]
+    within: set[ast.AST] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in within:  # calls may be nested
+            within.add(node)
+            waiting.extend(ast.iter_child_nodes(node))
     used = {
         node.id
         for node in ast.walk(tree)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,20 @@ def test_deep_nesting_ends() -> None:
     lines = [f"{' ' * depth}if f():" for depth in range(90)]
     source = "from . import _core\n" + "\n".join([*lines, f"{' ' * 90}from . import _other"])
     assert imported({"pack/__init__.py": source}) == (CORE,)
+
+
+def test_nested_attempts_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"import ctypes\ntry:\n  a{'()' * 300}\nexcept ImportError: pass"
+    children, num_walked = ast.iter_child_nodes, 0
+
+    def count(node: ast.AST) -> Iterator[ast.AST]:
+        nonlocal num_walked
+        num_walked += 1
+        return children(node)
+
+    monkeypatch.setattr(ast, "iter_child_nodes", count)
+    imported({"pack/__init__.py": source})
+    assert num_walked < 20 * 300
 
 
 def test_a_wheel_is_read_where_its_files_get_installed(tmp_path: Path) -> None:
