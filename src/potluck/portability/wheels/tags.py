@@ -159,6 +159,7 @@ def _free_threaded_tags(python: HostPython, named: Sequence[str]) -> Iterator[Ta
         yield from (Tag(interpreter, abi, platform) for platform in named)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_allowed(requires_python: str, version: str) -> bool:
     """Return whether any micro version is allowed, since hosts' descriptions lack theirs. Invalid
     specifiers allow everything.
@@ -167,4 +168,4 @@ def _is_allowed(requires_python: str, version: str) -> bool:
         wanted = SpecifierSet(requires_python)
     except InvalidSpecifier:
         return True
-    return any(wanted.contains(f"{version}.{micro}") for micro in (0, 99))
+    return any(wanted.contains(f"{version}.{micro}") for micro in range(100))

@@ -126,7 +126,10 @@ def test_platform_and_python_must_go_together_in_one_tag() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "is_taken"),
-    [("", True), (">=3.8", True), (">=3.12", False), (">=3.11.4", True), ("<3.11", False)],
+    [
+        *(("", True), (">=3.8", True), (">=3.12", False), (">=3.11.4", True), ("<3.11", False)),
+        *(("==3.11.4", True), (">3.11.2,<3.11.9", True), ("!=3.11.0,<3.11.2", True)),
+    ],
 )
 def test_requires_python(wanted: str, is_taken: bool) -> None:
     distribution = a_distribution("py3-none-any", requires_python=wanted)
