@@ -30,8 +30,8 @@ _MAX_NAMES_BYTES = 1 << 20
 """Limit of the decompressed names of other libraries: about 50,000 names; a desktop has 3,000."""
 
 _MAX_VERSION_NUMBER = 999
-"""Limit for versions of C libraries, of Python and of GPUs: wheels have a tag for every minor version
-up to that of a host.
+"""Limit for versions of C libraries, of Python and of GPUs: wheels have a tag for every minor
+version up to that of a host.
 """
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -127,7 +127,9 @@ def read_host_file(path: Path) -> Host:
 
 
 def _host(document: HostDocument) -> Host:
-    """Raise ``ValueError`` if encoded data in the document is malformed, or a version impossible."""
+    """Raise ``ValueError`` if encoded data in the document is malformed, or a version
+    impossible.
+    """
     features = document.cpu_features
     python = () if document.python is None else document.python.version
     capabilities = (each.compute_capability or () for each in document.gpus)

@@ -102,10 +102,7 @@ class BoundedZip:
         """Return a whole member of at most ``most_bytes``."""
         if self._members[name].file_size > most_bytes:
             raise self._error(f"its {name} has more than {most_bytes} bytes")
-        target = io.BytesIO()
-        with self._reading(name) as stream:
-            self._expand(name, stream, target)
-        return target.getvalue()
+        return b"".join(self._chunks(name))
 
     @contextmanager
     def data(self, name: str) -> Iterator[bytes | mmap.mmap]:
@@ -116,8 +113,8 @@ class BoundedZip:
             yield self.read(name, most_bytes=_MAPPED_BYTES)
             return
         with tempfile.TemporaryFile() as target:
-            with self._reading(name) as stream:
-                self._expand(name, stream, target)
+            for chunk in self._chunks(name):
+                target.write(chunk)
             target.flush()
             with mmap.mmap(target.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 yield mapped
@@ -185,14 +182,15 @@ class BoundedZip:
         except BROKEN as error:
             raise self._error(f"its member {name!r} is malformed ({error})") from None
 
-    def _expand(self, name: str, stream: IO[bytes], target: IO[bytes]) -> None:
-        """Copy as many bytes as the directory claims, and no more."""
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """Yield as many bytes as the directory claims, and no more."""
         left = self._members[name].file_size
-        while chunk := stream.read(min(_CHUNK_BYTES, left + 1)):
-            left -= len(chunk)
-            if left < 0:
-                break
-            target.write(chunk)
+        with self._reading(name) as stream:
+            while chunk := stream.read(min(_CHUNK_BYTES, left + 1)):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
         if left:
             raise self._error(f"the size of its member {name!r} differs from the claimed one")
 
