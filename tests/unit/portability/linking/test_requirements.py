@@ -32,6 +32,17 @@ def test_what_is_required(line: str, is_required: bool) -> None:
     assert names == (("nvidia-cublas-cu12",) if is_required else ())
 
 
+def test_markers_are_about_the_hosts_python() -> None:
+    pypy = HostPython(implementation="pypy", version=(3, 11))
+    lines = (
+        "a; platform_python_implementation == 'PyPy'",
+        "b; platform_python_implementation == 'CPython'",
+        "c; implementation_name == 'cpython'",
+    )
+    assert required_names(lines, "x86_64", pypy) == ("a",)
+    assert required_names(lines, "x86_64", PYTHON) == ("b", "c")
+
+
 def test_a_marker_about_what_is_no_version_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """``packaging`` before 26 raises an error."""
 
