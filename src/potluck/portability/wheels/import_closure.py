@@ -328,7 +328,9 @@ def _tolerated(
     ``required``, and the functions of the module that are used only in such calls.
     """
     known = set(required)
-    waiting = [each for each in attempted if isinstance(each, ast.Call) and each not in known]
+    waiting: list[ast.AST] = [
+        each for each in attempted if isinstance(each, ast.Call) and each not in known
+    ]
     within: set[ast.AST] = set()
     while waiting:
         node = waiting.pop()
