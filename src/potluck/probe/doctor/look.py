@@ -70,10 +70,13 @@ def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
 
 
 def inspect_folder(system: System, path: Path, *, purpose: str, needed_bytes: int) -> Folder | None:
-    """Return a directory, or its nearest existing parent. None if it cannot be examined."""
+    """Return a directory, or the nearest of its parents that this user can see. None if that cannot
+    be examined.
+    """
     path = path.absolute()
     try:
-        there = next(each for each in (path, *path.parents) if each.exists()).resolve()
+        # Unlike Path.exists, it does not raise an error for what is in a closed folder.
+        there = next(each for each in (path, *path.parents) if os.path.exists(each)).resolve()  # noqa: PTH110
         disk = os.statvfs(there)
     except OSError:
         return None
