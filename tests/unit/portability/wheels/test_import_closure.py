@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from support.portability.wheel_bytes import write_wheel
 
 from potluck.portability.checks import needs as needs_module
 from potluck.portability.checks.needs import read_needs
-from potluck.portability.wheels.import_closure import imported_files
+from potluck.portability.wheels.import_closure import imported_files, named_strings
 
 CORE = "pack/_core.cpython-311-x86_64-linux-gnu.so"
 OTHER = "pack/_other.abi3.so"
@@ -34,8 +33,8 @@ def groups(
 ) -> tuple[tuple[str, ...], ...] | None:
     files = natives if natives is not None else {CORE: b"", OTHER: b"", LIBRARY: b""}
 
-    def find(path: str, pattern: re.Pattern[bytes]) -> list[bytes]:
-        return pattern.findall(files[path])
+    def find(path: str, names: Set[bytes]) -> Set[bytes]:
+        return named_strings(files[path], names)
 
     return imported_files(sources, files, lambda path: sources[path].encode(), find).required
 
