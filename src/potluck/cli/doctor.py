@@ -174,8 +174,11 @@ def _state(path: Path | None) -> tuple[StateDirectory | None, str]:
 def _ask_agent(directory: StateDirectory) -> tuple[Cluster | None, NodeNames]:
     """Return what the agent finds out with other nodes, None without one, and their names."""
     nothing = None, _NO_NAMES
-    if not directory.control_socket.is_socket():
-        return nothing  # and nothing of an agent need be imported, which takes half a second
+    try:
+        if not directory.control_socket.is_socket():
+            return nothing  # and nothing of an agent need be imported, which takes half a second
+    except OSError:  # this user may not look there
+        return nothing
     import msgspec
 
     from potluck.probe.doctor.case import Cluster
@@ -192,7 +195,7 @@ def _ask_agent(directory: StateDirectory) -> tuple[Cluster | None, NodeNames]:
         return cluster, NodeNames(found.get("host_names", {}))
     except UsageError:  # nobody answers there
         return nothing
-    except (PotluckError, msgspec.ValidationError) as error:
+    except (PotluckError, OSError, ValueError, msgspec.ValidationError) as error:
         note(f"the agent could not check the connections between nodes: {error}")
         return nothing
 

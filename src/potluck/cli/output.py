@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from potluck.local import LoadProgress, Model
     from potluck.types.choices import ArithmeticChoice, Quantization
     from potluck.types.document import Document
+
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def note(text: str) -> None:
@@ -43,9 +47,11 @@ def emit_json(document: Document | dict[str, object]) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines of data on stdout."""
+    """Print lines of data on stdout, with control characters escaped: names in files of others may
+    contain some, which could forge lines or reconfigure a terminal.
+    """
     for line in lines:
-        print(line)
+        print(_CONTROLS.sub(lambda match: ascii(match[0])[1:-1], line))
 
 
 def emit(document: Document | dict[str, object], lines: Iterable[str], *, as_json: bool) -> None:

@@ -207,7 +207,10 @@ def run_child(
     exception is propagated. May be called from any thread. The child ends with this process.
     """
     started = time.monotonic()
-    read_end, write_end = os.pipe()
+    try:
+        read_end, write_end = os.pipe()
+    except OSError as error:  # this process has too many open files
+        return _not_started(error, started)
     mark = f"{_MARK}={os.getpid()}-{write_end}-{time.monotonic_ns()}"
     program = "potluck.host.supervisor"
     command = [sys.executable, "-P", "-m", program, str(write_end), module]
@@ -227,11 +230,7 @@ def run_child(
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         os.close(read_end)
-        return ChildFailure(
-            failure=Failure.NOT_STARTED,
-            reason=f"cannot be started: {error}",
-            seconds=time.monotonic() - started,
-        )
+        return _not_started(error, started)
     finally:
         os.close(write_end)
     stdout, stderr, status = Stdout(on_progress), Tail(), Status()
@@ -254,6 +253,14 @@ def run_child(
     }
     stuck = ", and cannot be killed because it hangs in the kernel" if status.is_stuck else ""
     return ChildFailure(failure=killed, reason=reasons[killed] + stuck, seconds=seconds)
+
+
+def _not_started(error: Exception, started: float) -> ChildFailure:
+    return ChildFailure(
+        failure=Failure.NOT_STARTED,
+        reason=f"cannot be started: {error}",
+        seconds=time.monotonic() - started,
+    )
 
 
 def _end(

@@ -4,4 +4,4 @@ Requirements are read from ELF files, and hosts are described by data: nothing f
 executed.
 """
 
-__all__ = ["checks", "finding", "hosts", "linking", "planning", "wheels"]
+__all__ = ["checks", "finding", "hosts", "linking", "planning", "shipped_toml", "wheels"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from potluck.host.child import ChildFailure, ChildOutcome, Failure, run_child
@@ -44,15 +44,13 @@ class DeviceDiscovery:
 
     def ask(self, detector: Detector, report: DetectorReport) -> DetectorReport:
         """Return ``report``, which was read from files, with the data of the vendor's libraries."""
-        return guarded(lambda: self._queried(detector, report), partial(with_problem, report))
+        return guarded(lambda: self._queried(detector, report), report.with_problems)
 
     def _queried(self, detector: Detector, report: DetectorReport) -> DetectorReport:
         queries = detector.queries(self.system, report)
         outcomes = run_at_once([partial(self._ask, query, report) for query in queries])
         for query, outcome in zip(queries, outcomes, strict=True):
-            report = guarded(
-                partial(_merged, query, report, outcome), partial(with_problem, report)
-            )
+            report = guarded(partial(_merged, query, report, outcome), report.with_problems)
         return report
 
     def _ask(self, query: VendorQuery, report: DetectorReport) -> ChildOutcome:
@@ -92,11 +90,6 @@ class DeviceDiscovery:
 
 def _merged(query: VendorQuery, report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
     return _sound(query.merge(report, outcome))
-
-
-def with_problem(report: DetectorReport, reason: str) -> DetectorReport:
-    """Return ``report`` with an additional line."""
-    return replace(report, problems=(*report.problems, reason))
 
 
 def _sound(report: DetectorReport) -> DetectorReport:

@@ -31,7 +31,7 @@ from potluck.probe.detectors.cpu import DETECTOR as CPU_DETECTOR
 from potluck.probe.detectors.cpu import cpu_facts
 from potluck.probe.detectors.opencl import NAME as OPENCL
 from potluck.probe.detectors.opencl import match_opencl
-from potluck.probe.discovery import DeviceDiscovery, with_problem
+from potluck.probe.discovery import DeviceDiscovery
 from potluck.probe.trials.measuring import cached_measurement, measure_backend
 from potluck.probe.trials.running import failed_trial, is_tried_on, pending_trial, try_backend
 from potluck.types.backend import BackendSpec
@@ -283,7 +283,7 @@ class _Probe:
         if self._joined is None:
             reason = f"has not responded after {seconds:.0f} s"
             for name in self._running:
-                report = with_problem(self._found[name], reason)
+                report = self._found[name].with_problems(reason)
                 self._found[name] = replace(report, is_pending=True)
             self._running.clear()
             return
@@ -298,7 +298,7 @@ class _Probe:
         reports = tuple(self._found.values())
         self._joined = guarded(
             lambda: match_opencl(reports),
-            lambda reason: tuple(with_problem(report, reason) for report in reports),
+            lambda reason: tuple(report.with_problems(reason) for report in reports),
         )
         self._start_trials(self._joined)
 

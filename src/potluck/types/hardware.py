@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from potluck.types.backend import DeviceKind
 from potluck.types.document import Count, NonEmpty, PositiveAmount, PositiveCount
@@ -131,6 +131,10 @@ class DetectorReport:
     """Everything that it could not determine, and why."""
     is_pending: bool = False
     """It was still running, and may find more."""
+
+    def with_problems(self, *problems: str) -> DetectorReport:
+        """Return the report with additional lines."""
+        return replace(self, problems=(*self.problems, *problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 from support.machines.doctor_cases import NATIVE, a_case, a_gpu, a_report, a_system
 from support.schemas import validate_document
 
+from potluck.cli import doctor
 from potluck.cli.doctor import gather, report
+from potluck.cluster.agent.state import StateDirectory
 from potluck.probe.doctor.case import Case, Cluster, Peer
 from potluck.types.hardware import ProbeReport
 from potluck.types.node_names import NodeNames
@@ -87,6 +93,36 @@ def test_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             }
         ],
     }
+
+
+def test_an_agent_that_this_user_may_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_socket", refuse)
+    assert doctor._ask_agent(StateDirectory(tmp_path))[0] is None
+
+
+def test_an_agent_that_ends_within_its_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = StateDirectory(tmp_path)
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b'{"res')
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(directory.control_socket))
+        server.listen()
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        assert doctor._ask_agent(directory)[0] is None
+        thread.join()
+    assert "could not check the connections" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -72,6 +72,14 @@ def test_a_wheel_that_does_not(wheel: str, capsys: pytest.CaptureFixture[str]) -
     assert len(lines) == 5
 
 
+def test_names_in_a_wheel_forge_no_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elf = Elf(needed=["libx\n\x1b[2Joverwritten\x9b.so"])
+    check_on([NEW], [str(write_wheel(tmp_path, {"a.so": elf.build()}))], as_json=False)
+    assert r"libx\n\x1b[2Joverwritten\x9b.so" in capsys.readouterr().out
+
+
 def test_several_hosts_are_a_table(wheel: str, capsys: pytest.CaptureFixture[str]) -> None:
     refusing = replace(NEW, name="refusing", libc_version=(2, 12))
     assert check_on([NEW, OLD, refusing], [wheel], as_json=False) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import subprocess
@@ -344,6 +345,16 @@ def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
     failure, reason = failure_of(run("answer"))
     assert failure is Failure.NOT_STARTED
     assert "No such file" in reason
+
+
+def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pipe", refuse)
+    failure, reason = failure_of(run("answer"))
+    assert failure is Failure.NOT_STARTED
+    assert "Too many open files" in reason
 
 
 def test_an_argument_that_no_process_can_get() -> None:

@@ -192,7 +192,8 @@ def _cached(
     needs = _load(entry)
     if needs is None:
         needs = read()
-        with contextlib.suppress(OSError):
+        # A UnicodeEncodeError: the file's name is not UTF-8, which only matters for the cache.
+        with contextlib.suppress(OSError, UnicodeEncodeError):
             _store(entry, needs)
     return needs
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potluck.errors import ElfError
-from potluck.portability.elf.image import PF_X, PT_LOAD, ElfImage
+from potluck.portability.elf.image import END_OF_ADDRESSES, PF_X, PT_LOAD, ElfImage
 from potluck.portability.elf.tables import loaded_table
 
 _PT_GNU_EH_FRAME = 0x6474E550
@@ -58,7 +58,7 @@ def _functions(image: ElfImage) -> Functions:
         raise ElfError("it has no index of frames")
     address = headers[0].vaddr
     what = "the index of frames"
-    if image.loaded(address, 4, what) != _HEADER:
+    if address >= END_OF_ADDRESSES or image.loaded(address, 4, what) != _HEADER:
         raise ElfError(f"{what} has another form")
     count = int.from_bytes(image.loaded(address + 8, 4, what), "little")
     if count > _MAX_FUNCTIONS:
@@ -107,9 +107,9 @@ def _offsets(
     if len(segments) > _MAX_CODE_SEGMENTS:
         raise ElfError(f"it has {len(segments)} segments of code")
     for segment in segments:
-        if segment.offset + segment.filesz > len(image.data):
-            continue
         end = segment.vaddr + segment.filesz
+        if segment.offset + segment.filesz > len(image.data) or end > END_OF_ADDRESSES:
+            continue
         is_here = (starts >= segment.vaddr) & (starts + sizes <= end)
         offsets[is_here] = starts[is_here] - segment.vaddr + segment.offset
     return offsets

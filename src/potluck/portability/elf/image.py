@@ -57,6 +57,9 @@ _MAX_SEGMENTS = 2**10
 
 _MAX_PATH_BYTES = 4096
 
+END_OF_ADDRESSES = 2**56
+"""No process has more (52 bits, with large addresses). Files may claim any, up to 64 bits."""
+
 
 class Segment(NamedTuple):
     """A program header without ``p_paddr``, with the specification's names of fields."""

@@ -21,7 +21,9 @@ from potluck.portability.elf.sections import read_sections
 _NT_GNU_PROPERTY_TYPE_0 = 5
 _X86_ISA_1_NEEDED = 0xC0008002
 _MAX_NOTE_BYTES = 2**20
-"""Bytes read from the start of a segment, where linkers put properties, which take about 100."""
+"""Limit of bytes read of all segments together. Linkers put properties, which take about 100, at
+the start of the first one.
+"""
 
 
 CPU_ARCH = 6
@@ -122,8 +124,10 @@ def _properties(image: ElfImage) -> Mapping[int, int]:
     if not segments:
         segments = image.of_type(PT_NOTE)
     properties: dict[int, int] = {}
+    bytes_left = _MAX_NOTE_BYTES
     for segment in segments:
-        data = image.read(segment.offset, min(segment.filesz, _MAX_NOTE_BYTES), "a note")
+        data = image.read(segment.offset, min(segment.filesz, bytes_left), "a note")
+        bytes_left -= len(data)
         for description in _property_notes(image, data, 8 if segment.align == 8 else 4):
             for kind, value in _entries(image, description):
                 properties[kind] = properties.get(kind, 0) | value

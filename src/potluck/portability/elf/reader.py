@@ -22,6 +22,7 @@ from potluck.portability.elf.dynamic import (
 )
 from potluck.portability.elf.file import ElfFile
 from potluck.portability.elf.image import (
+    END_OF_ADDRESSES,
     PF_X,
     PT_GNU_STACK,
     PT_LOAD,
@@ -109,4 +110,5 @@ def _needs_executable_stack(image: ElfImage) -> bool:
 def _static_tls_bytes(image: ElfImage, dynamic: Dynamic) -> int:
     if not dynamic.entries.get(DT_FLAGS, 0) & DF_STATIC_TLS:
         return 0
-    return sum(segment.memsz for segment in image.of_type(PT_TLS))
+    num_bytes = sum(segment.memsz for segment in image.of_type(PT_TLS))
+    return min(num_bytes, END_OF_ADDRESSES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,11 @@ probe --json``.
 
 _MAX_NAMES_BYTES = 1 << 20
 """Limit of the decompressed names of other libraries: about 50,000 names; a desktop has 3,000."""
+
+_MAX_VERSION_NUMBER = 999
+"""Limit for versions of C libraries, of Python and of GPUs: wheels have a tag for every minor
+version up to that of a host.
+"""
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Architecture = Annotated[str, msgspec.Meta(pattern="^gfx[0-9a-f]{3,8}$")]
@@ -114,15 +120,22 @@ def read_host_file(path: Path) -> Host:
         if isinstance(document, dict) and document.get("schema") == "potluck.probe/1":
             document = document.get("host")
         return read_host(document)
-    except (OSError, msgspec.DecodeError, HostError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError, HostError) as error:
         raise HostError(
             f"{path}: {error}", hint="give the output of potluck probe --json on that machine"
         ) from error
 
 
 def _host(document: HostDocument) -> Host:
-    """Raise ``ValueError`` if encoded data in the document is malformed."""
+    """Raise ``ValueError`` if encoded data in the document is malformed, or a version
+    impossible.
+    """
     features = document.cpu_features
+    python = () if document.python is None else document.python.version
+    capabilities = (each.compute_capability or () for each in document.gpus)
+    for number in (*document.libc_version, *python, *chain.from_iterable(capabilities)):
+        if not 0 <= number <= _MAX_VERSION_NUMBER:
+            raise ValueError(f"{number} is not a number of a version")
     return Host(
         name=document.name,
         origin=document.origin,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.portability.elf.image import ElfImage
+from potluck.portability.elf.image import END_OF_ADDRESSES, ElfImage
 from potluck.portability.elf.machines import EM_AARCH64
 from potluck.portability.elf.sections import code_ranges, find_constant
 from potluck.portability.elf.tables import read_table
@@ -36,9 +36,6 @@ _MAX_REFERENCES = 2**6
 """Limit of those that refer to a message itself; each copy of jemalloc has one."""
 _MAX_WORDS_APART = 6
 """Other instructions that compilers place between those that belong together."""
-
-_END_OF_ADDRESSES = 2**56
-"""No process has more (52 bits, with large addresses). Files may claim any, up to 64 bits."""
 
 _HIGHER, _LOWER_OR_SAME = 8, 9
 """Conditions of branches."""
@@ -126,7 +123,7 @@ def _compared(image: ElfImage, bounds: tuple[int, int], target: int) -> Iterator
 def _address(image: ElfImage, offset: int) -> int | None:
     """Return the address of a byte; None if no process can have it."""
     address = image.address(offset)
-    return None if address is None or address >= _END_OF_ADDRESSES else address
+    return None if address is None or address >= END_OF_ADDRESSES else address
 
 
 def _words(image: ElfImage, start: int, end: int) -> Any:

@@ -7,6 +7,7 @@ searched for; then come the linker's decisions.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ _STATIC_TLS_BYTES = 1664
 """The size that glibc reserves for libraries that are opened later (elf/dl-tls.c,
 _dl_tls_static_surplus_init with the tunables' defaults; a constant of the same size before 2.32).
 """
+
+_NUMBERS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
 
 _MAX_SYMBOLS = 20
 """Limit of findings about missing symbols per file; the others are counted."""
@@ -156,14 +159,15 @@ def _newest(versions: frozenset[str], prefix: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.rpartition("_")[2].split(".")
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()
+    numbers = version.rpartition("_")[2]
+    return tuple(map(int, numbers.split("."))) if _NUMBERS.fullmatch(numbers) else ()
 
 
 def _newer(version: str, context: LinkContext) -> str:
     """Return how to fix a missing version: a newer system, an older release, or a local build."""
     own = f"an older release of {context.label}, or one built from source there"
-    if version.startswith("GLIBC_") and (numbers := _numbers(version))[:1] == (2,):
+    numbers = _numbers(version)
+    if version.startswith("GLIBC_") and len(numbers) > 1 and numbers[0] == 2:
         systems = systems_with((numbers[0], numbers[1]))
         if systems:
             return f"a newer system or base image ({', '.join(systems)}), {own}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Literal
@@ -22,8 +23,13 @@ from potluck.portability.elf.image import ElfImage
 from potluck.portability.elf.sections import library_names
 from potluck.portability.finding import Finding, Severity
 from potluck.portability.hosts.host import GLIBC_LIBRARIES, OTHER_LIBRARIES, HostPython
+from potluck.portability.hosts.installed import running_python
 from potluck.portability.shipped_toml import read_rows
-from potluck.portability.wheels.requirements import applies, parsed_requirements
+from potluck.portability.wheels.requirements import (
+    applies,
+    marker_environment,
+    parsed_requirements,
+)
 
 _OPENERS = ("dlopen", "g_module_open", "SDL_LoadObject")
 """Parts of names: ``dlmopen`` aside, libuv's, libtool's and glibc's own contain ``dlopen``."""
@@ -159,16 +165,8 @@ def required_names(
     one (``$ORIGIN/../../nvidia/cublas/lib`` and ``nvidia-cublas-cu12``). Libraries whose names do
     not indicate their origin (``libc10.so`` of ``torch``) are listed in ``providers.toml``.
     """
-    environment = {
-        "extra": "",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": machine,
-    }
-    if python is not None:
-        version = python.version_text
-        environment |= {"python_version": version, "python_full_version": f"{version}.0"}
+    micro = 0 if python else sys.version_info.micro
+    environment = marker_environment(machine, python or running_python(), micro=micro)
     return tuple(
         canonicalize_name(each.name)
         for each in parsed_requirements(requires)

@@ -5,6 +5,7 @@ One process answers one request at a time; each project is requested once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -58,7 +59,8 @@ class PipIndex:
         """End the child process. Can be called repeatedly."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # a request that was never read
+                    pipe.close()
         self._process.terminate()
         self._process.wait()
         self._log.close()

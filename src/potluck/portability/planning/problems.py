@@ -12,7 +12,6 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -38,6 +37,7 @@ from potluck.portability.planning.plan import Nearest, Problem, Reason
 from potluck.portability.planning.provider import UNUSABLE, UnresolvableError, resolve
 from potluck.portability.planning.refusals import PYTHON_KINDS
 from potluck.portability.planning.target import Target, Want, all_wants
+from potluck.portability.wheels.bounded_zip import BROKEN
 
 Item = TypeVar("Item")
 
@@ -87,8 +87,10 @@ def build_needs(file: IndexFile, index: Index) -> str:
         if (language := _LANGUAGES.get(PurePosixPath(name).suffix.lower()))
         and not _NOT_BUILT.search(name.partition("/")[2].lower())
     }
-    system = project.get("build-system", {})
-    tools = [each for each in system.get("requires", ["setuptools"]) if isinstance(each, str)]
+    tools = ["setuptools"]
+    match project:
+        case {"build-system": {"requires": list(requires)}}:
+            tools = [each for each in requires if isinstance(each, str)]
     parts = [f"needs {', '.join(tools)}"] if tools else []
     if languages:
         parts.append(f"has sources in {', '.join(sorted(languages))}, some of which may be unused")
@@ -105,10 +107,10 @@ def _read(path: Path) -> tuple[list[str], dict[str, Any]]:
             if PurePosixPath(name).name == "pyproject.toml" and name.count("/") == 1:
                 data = read()
         return names, tomllib.loads(data.decode("utf-8", "replace"))
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise WheelFileError(path.name, f"it is malformed ({error})") from None
     except tomllib.TOMLDecodeError:
         return names, {}
+    except (tarfile.TarError, *BROKEN) as error:
+        raise WheelFileError(path.name, f"it is malformed ({error})") from None
 
 
 def _members(path: Path) -> Iterator[tuple[str, Any]]:

@@ -231,8 +231,8 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
         for (file, facts), hosts in alike.items():
             targets = [self._judge.targets[host] for host in hosts]
             for requirement in self._requires(file, facts):
-                is_of_extra = "extra" in str(requirement.marker or "")
-                if bool(candidate.extra) != is_of_extra:
+                # The package itself has what no extra can bring.
+                if candidate.extra and "extra" not in str(requirement.marker or ""):
                     continue
                 for want in wants_of(
                     requirement, targets, parent=candidate.name, extra=candidate.extra

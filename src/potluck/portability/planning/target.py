@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from potluck.errors import UsageError
 from potluck.portability.hosts.host import Host, HostPython
 from potluck.portability.planning.index import IndexFile, ParsedName, parse_filename
-from potluck.portability.wheels.requirements import marker_environment
+from potluck.portability.wheels.requirements import holds, marker_environment
 from potluck.portability.wheels.tags import platforms, tag_ranks, tags_refusal
 
 _MICROS = (0, 99)
@@ -71,7 +71,10 @@ class Target:
 
     def holds(self, marker: Marker | None, extra: str) -> bool:
         """Return whether a requirement with this marker applies here, for an extra or for none."""
-        return marker is None or any(_holds(marker, each) for each in self._environments(extra))
+        # If an installer would fail, an extra package does less harm than a missing one.
+        return marker is None or any(
+            holds(marker, each) is not False for each in self._environments(extra)
+        )
 
     def _environments(self, extra: str) -> Iterator[dict[str, str]]:
         for micro in _MICROS:
@@ -82,13 +85,6 @@ class Target:
 def holding(targets: Iterable[Target], marker: Marker | None, extra: str = "") -> frozenset[str]:
     """Return the names of the targets for which a marker is true."""
     return frozenset(each.name for each in targets if each.holds(marker, extra))
-
-
-def _holds(marker: Marker, environment: dict[str, str]) -> bool:
-    try:
-        return marker.evaluate(environment)
-    except (UndefinedComparison, UndefinedEnvironmentName):
-        return True  # an installer would fail; an extra package does less harm than a missing one
 
 
 _MAX_FILE_BYTES = 1 << 20

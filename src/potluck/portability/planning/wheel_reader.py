@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import struct
 import tempfile
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from packaging.metadata import parse_email
 from potluck.errors import WheelDownloadError, WheelFileError
 from potluck.portability.checks.needs import WheelNeeds, needs_by_digest, read_needs
 from potluck.portability.planning.index import Index, IndexFile, sha256_of
+from potluck.portability.wheels.bounded_zip import BoundedZip
 from potluck.portability.wheels.file import may_be_elf, open_package
 from potluck.portability.wheels.named_wheels import kept_wheel
 from potluck.portability.wheels.variants import FILE, Variant
@@ -216,17 +216,14 @@ def _read_spans(path: Path, directory: int, wanted: _Wanted) -> list[tuple[int, 
     malformed.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            infos = sorted(archive.infolist(), key=lambda each: each.header_offset)
-    except (zipfile.BadZipFile, OSError, ValueError, struct.error):
+        with BoundedZip(path) as archive:
+            offsets = archive.offsets
+    except WheelFileError:
         return None
-    ends = [*(each.header_offset for each in infos[1:]), directory]
-    names = wanted([info.filename for info in infos])
-    return [
-        (info.header_offset, end)
-        for info, end in zip(infos, ends, strict=True)
-        if info.filename in names
-    ]
+    members = sorted(offsets.items(), key=lambda each: each[1])
+    ends = [*(start for _, start in members[1:]), directory]
+    names = wanted(tuple(offsets))
+    return [(start, end) for (name, start), end in zip(members, ends, strict=True) if name in names]
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

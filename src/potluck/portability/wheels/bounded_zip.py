@@ -17,7 +17,7 @@ import tempfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
@@ -43,7 +43,7 @@ _MAPPED_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 _LOCAL_HEADER_BYTES = 30
 
-_BROKEN = (
+BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -82,6 +82,11 @@ class BoundedZip:
         """Return the members, without directories, in the archive's order."""
         return tuple(self._members)
 
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """Return where each member's header begins, by name."""
+        return {name: info.header_offset for name, info in self._members.items()}
+
     def starts_with(self, name: str, magic: bytes) -> bool:
         """Return whether a member begins with ``magic``; only these bytes are expanded."""
         if self._members[name].file_size < len(magic):
@@ -97,10 +102,7 @@ class BoundedZip:
         """Return a whole member of at most ``most_bytes``."""
         if self._members[name].file_size > most_bytes:
             raise self._error(f"its {name} has more than {most_bytes} bytes")
-        target = io.BytesIO()
-        with self._reading(name) as stream:
-            self._expand(name, stream, target)
-        return target.getvalue()
+        return b"".join(self._chunks(name))
 
     @contextmanager
     def data(self, name: str) -> Iterator[bytes | mmap.mmap]:
@@ -111,8 +113,8 @@ class BoundedZip:
             yield self.read(name, most_bytes=_MAPPED_BYTES)
             return
         with tempfile.TemporaryFile() as target:
-            with self._reading(name) as stream:
-                self._expand(name, stream, target)
+            for chunk in self._chunks(name):
+                target.write(chunk)
             target.flush()
             with mmap.mmap(target.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 yield mapped
@@ -120,7 +122,7 @@ class BoundedZip:
     def _opened(self) -> zipfile.ZipFile:
         try:
             return zipfile.ZipFile(self._file)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._error(f"it is not a valid ZIP archive ({error})") from None
 
     def _checked(self, archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
@@ -177,17 +179,18 @@ class BoundedZip:
         try:
             with self._archive.open(self._members[name]) as stream:
                 yield stream
-        except _BROKEN as error:
+        except BROKEN as error:
             raise self._error(f"its member {name!r} is malformed ({error})") from None
 
-    def _expand(self, name: str, stream: IO[bytes], target: IO[bytes]) -> None:
-        """Copy as many bytes as the directory claims, and no more."""
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """Yield as many bytes as the directory claims, and no more."""
         left = self._members[name].file_size
-        while chunk := stream.read(min(_CHUNK_BYTES, left + 1)):
-            left -= len(chunk)
-            if left < 0:
-                break
-            target.write(chunk)
+        with self._reading(name) as stream:
+            while chunk := stream.read(min(_CHUNK_BYTES, left + 1)):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                yield chunk
         if left:
             raise self._error(f"the size of its member {name!r} differs from the claimed one")
 

@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import BytesParser
@@ -24,7 +24,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from potluck.errors import WheelFileError
 from potluck.portability.wheels.bounded_zip import BoundedZip
-from potluck.portability.wheels.import_closure import ImportedFiles, imported_files
+from potluck.portability.wheels.import_closure import ImportedFiles, imported_files, named_strings
 from potluck.portability.wheels.misnamed_files import (
     HEAD_BYTES,
     FileKind,
@@ -166,9 +166,9 @@ class _Wheel(Package):
             except WheelFileError as error:
                 raise ValueError(error.message) from error
 
-        def find(installed: str, pattern: re.Pattern[bytes]) -> set[bytes]:
+        def find(installed: str, wanted: Set[bytes]) -> Set[bytes]:
             with self._archive.data(members[installed]) as data:
-                return {bytes(match) for match in pattern.findall(data)}
+                return named_strings(data, wanted)
 
         sources = [each for each in members if each.endswith(".py")]
         return imported_files(sources, natives, read, find, with_attempts=with_attempts)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import mmap
 import posixpath
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from potluck.portability.wheels.tolerated_imports import is_attempt, is_suppression
@@ -26,14 +27,15 @@ _MAX_NESTING = 60
 
 _OPENERS = frozenset({"ctypes", "cffi"})
 _OTHER_PLATFORMS = frozenset({"win32", "darwin", "cygwin", "nt", "Windows", "Darwin"})
+_DOTTED = re.compile(rb"(?<=\0)[\w.\x80-\xff]+(?=\0)")
 _EXTENSION = re.compile(r"(?P<stem>[^./]+)(\.[\w-]+)*\.so")
 _LIBRARY = re.compile(r"(lib)?(?P<stem>.+?)\.so(\.\d+)*")
 
 ReadSource = Callable[[str], bytes]
 """Return the bytes of a Python file. May raise ``ValueError`` if it is too large."""
 
-FindNames = Callable[[str, re.Pattern[bytes]], Collection[bytes]]
-"""Return all matches of a pattern in a native file."""
+FindNames = Callable[[str, Set[bytes]], Set[bytes]]
+"""Return ``named_strings`` of a native file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,14 +241,19 @@ class _Closure:
 
     def _named_in(self, name: str) -> Iterator[str]:
         """Return the other extension modules that one names."""
-        others = [each for each in self.extensions if "." in each and each not in self.seen]
+        others = {
+            each.encode() for each in self.extensions if "." in each and each not in self.seen
+        }
         if others:
-            spelled = b"|".join(re.escape(each.encode()) for each in others)
-            # Only whole C strings: docstrings name classes of modules that are not imported.
-            pattern = re.compile(rb"(?<=\0)(?:%b)(?=\0)" % spelled)
             for path in self.extensions[name]:
-                for found in self.find(path, pattern):
-                    yield found.decode()
+                yield from map(bytes.decode, self.find(path, others))
+
+
+def named_strings(data: bytes | mmap.mmap, names: Set[bytes]) -> Set[bytes]:
+    """Return those of the dotted ``names`` that are whole C strings in ``data``: docstrings name
+    classes of modules that are not imported.
+    """
+    return {found[0] for found in _DOTTED.finditer(data) if found[0] in names}
 
 
 def _targets(nodes: Iterable[ast.AST], package: str) -> Iterator[str]:
@@ -328,8 +335,15 @@ def _tolerated(
     ``required``, and the functions of the module that are used only in such calls.
     """
     known = set(required)
-    attempts = [each for each in attempted if isinstance(each, ast.Call) and each not in known]
-    within = {node for each in attempts for node in ast.walk(each)}
+    waiting: list[ast.AST] = [
+        each for each in attempted if isinstance(each, ast.Call) and each not in known
+    ]
+    within: set[ast.AST] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in within:  # calls may be nested
+            within.add(node)
+            waiting.extend(ast.iter_child_nodes(node))
     used = {
         node.id
         for node in ast.walk(tree)

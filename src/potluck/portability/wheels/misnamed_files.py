@@ -31,7 +31,7 @@ _MACH_O = (
 )
 """<mach-o/loader.h> and <mach-o/fat.h>: 32 and 64 bits, either byte order, several machines."""
 
-_SCRIPT = re.compile(rb"^\s*(?:INPUT|GROUP|OUTPUT_FORMAT)\s*\(", re.MULTILINE)
+_SCRIPT = re.compile(rb"^[^\S\n]*(?:INPUT|GROUP|OUTPUT_FORMAT)\s*\(", re.MULTILINE)
 """The commands with which a linker script that replaces a library begins (ld's manual, "Commands
 Dealing with Files").
 """

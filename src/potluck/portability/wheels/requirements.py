@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion
 
 from potluck.portability.hosts.host import HostPython
 
@@ -21,10 +22,17 @@ def parsed_requirements(lines: Iterable[str]) -> Iterator[Requirement]:
 
 def applies(requirement: Requirement, environment: Mapping[str, str]) -> bool:
     """Return whether a requirement has no marker, or one that holds in ``environment``."""
+    return requirement.marker is None or bool(holds(requirement.marker, environment))
+
+
+def holds(marker: Marker, environment: Mapping[str, str]) -> bool | None:
+    """Return whether a marker holds in ``environment``; None if installers fail to tell."""
     try:
-        return requirement.marker is None or requirement.marker.evaluate(environment)
-    except (UndefinedComparison, UndefinedEnvironmentName):
+        return marker.evaluate(environment)
+    except InvalidVersion:  # packaging 26 and later: False (platform_release >= "20")
         return False
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        return None
 
 
 def marker_environment(machine: str, python: HostPython, *, micro: int = 0) -> dict[str, str]:

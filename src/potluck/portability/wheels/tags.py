@@ -7,6 +7,7 @@ files actually need is a separate question (``promises``).
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -19,6 +20,8 @@ from potluck.portability.wheels.file import Distribution
 
 LEGACY_POLICIES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 """Tags from before PEP 600, and the glibc versions that they mean."""
+
+_POLICY = re.compile(r"manylinux_([0-9]{1,9})_([0-9]{1,9})(?:_|$)")
 
 
 def install_finding(distribution: Distribution, host: Host) -> Finding | None:
@@ -77,14 +80,11 @@ def promised_glibc(distribution: Distribution) -> tuple[int, int] | None:
 
 def policy_glibc(platform: str) -> tuple[int, int] | None:
     """Return (2, 17) for ``manylinux_2_17_x86_64`` and for ``manylinux2014_x86_64``."""
-    name, _, rest = platform.partition("_")
+    name = platform.partition("_")[0]
     if name in LEGACY_POLICIES:
         return LEGACY_POLICIES[name]
-    major, _, rest = rest.partition("_")
-    minor = rest.partition("_")[0]
-    if name != "manylinux" or not (major.isdigit() and minor.isdigit()):
-        return None
-    return int(major), int(minor)
+    match = _POLICY.match(platform)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def _names(names: Iterable[str]) -> str:
@@ -159,6 +159,7 @@ def _free_threaded_tags(python: HostPython, named: Sequence[str]) -> Iterator[Ta
         yield from (Tag(interpreter, abi, platform) for platform in named)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_allowed(requires_python: str, version: str) -> bool:
     """Return whether any micro version is allowed, since hosts' descriptions lack theirs. Invalid
     specifiers allow everything.
@@ -167,4 +168,4 @@ def _is_allowed(requires_python: str, version: str) -> bool:
         wanted = SpecifierSet(requires_python)
     except InvalidSpecifier:
         return True
-    return any(wanted.contains(f"{version}.{micro}") for micro in (0, 99))
+    return any(wanted.contains(f"{version}.{micro}") for micro in range(100))

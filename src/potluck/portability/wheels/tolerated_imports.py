@@ -19,6 +19,9 @@ dynamic linker refuses it. A ``ModuleNotFoundError`` is raised only if there is 
 _COLLECTING = frozenset({"append", "add", "extend", "setdefault", "update"})
 """Methods that keep their arguments."""
 
+_MAX_PARTS = 60
+"""Limit of the parts of a module's name that are compared."""
+
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 
 
@@ -104,11 +107,13 @@ def _keeps_error(handler: ast.ExceptHandler) -> bool:
 def _imports_same(body: Iterable[ast.stmt], replacement: Iterable[ast.stmt]) -> bool:
     """Return whether both import one module: ``from . import _core``, or else ``import _core``."""
     first, second = _imported_names(body), _imported_names(replacement)
-    return any(
-        f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
-        for one in first
-        for other in second
-    )
+    return not (_ends(first).isdisjoint(second) and _ends(second).isdisjoint(first))
+
+
+def _ends(names: Iterable[str]) -> set[str]:
+    """Return what dotted names end with, and the names themselves."""
+    named = (name.split(".")[-_MAX_PARTS:] for name in names)
+    return {".".join(parts[start:]) for parts in named for start in range(len(parts))}
 
 
 def _imported_names(statements: Iterable[ast.stmt]) -> set[str]:

@@ -8,14 +8,13 @@ for one chip. A test reads the shipped file.
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections import Counter
 from collections.abc import Iterable
-from importlib import resources
 from typing import Annotated
 
 import msgspec
 
+from potluck.portability.shipped_toml import read_toml
 from potluck.probe.chips.names import search_key
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -140,15 +139,10 @@ def _reject_repeated(what: str, keys: Iterable[object]) -> None:
 msgspec.json.Decoder(ChipTable)
 
 
-def parse_table(text: str) -> ChipTable:
-    """Parse a table from TOML. Raise ``ValueError``, with the position, if it is invalid."""
-    return msgspec.convert(tomllib.loads(text), ChipTable)
-
-
 @functools.cache
 def shipped_table() -> ChipTable:
     """Return the table in this package; it is read on first use."""
-    return parse_table(resources.files(__package__).joinpath("chips.toml").read_text("utf-8"))
+    return read_toml(__package__, "chips.toml", ChipTable)
 
 
 def _rates(row: _Row) -> list[Rate]:

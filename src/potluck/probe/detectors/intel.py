@@ -134,10 +134,8 @@ def merge(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
 
 
 def _with_problems(report: DetectorReport, reasons: list[str]) -> DetectorReport:
-    lines = tuple(
-        f"the drivers do not report the memory size of the cards: {why}" for why in reasons
-    )
-    return dataclasses.replace(report, problems=report.problems + lines)
+    prefix = "the drivers do not report the memory size of the cards"
+    return report.with_problems(*(f"{prefix}: {why}" for why in reasons))
 
 
 def _reported_memory(device: Device, card: IntelCard) -> DeviceMemory:

@@ -8,7 +8,6 @@ visible in WSL and in containers. A GPU that is divided into MIG instances is re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -71,17 +70,12 @@ def merge(report: DetectorReport, outcome: ChildOutcome) -> DetectorReport:
     try:
         document = msgspec.convert(outcome.document, NvmlDocument)
     except msgspec.ValidationError as error:
-        return _with_problems(report, [f"NVML's answer is invalid: {error}"])
+        return report.with_problems(one_line(f"NVML's answer is invalid: {error}"))
     if document.cards is None:
         # Tegra works without NVML, which it did not have for years.
         is_missed = not all(_is_tegra(device) for device in report.devices)
-        return _with_problems(report, document.problems if is_missed else ())
+        return report.with_problems(*map(one_line, document.problems if is_missed else ()))
     return _with_cards(report, document, _with_distinct_addresses(document.cards))
-
-
-def _with_problems(report: DetectorReport, problems: Iterable[str]) -> DetectorReport:
-    lines = tuple(one_line(problem) for problem in problems)
-    return replace(report, problems=report.problems + lines)
 
 
 def _with_failure(report: DetectorReport, failure: ChildFailure) -> DetectorReport:
@@ -90,7 +84,7 @@ def _with_failure(report: DetectorReport, failure: ChildFailure) -> DetectorRepo
     If the driver refuses NVML, it refuses CUDA as well; other failures do not prove that.
     """
     if failure.failure is not Failure.REFUSED:
-        return _with_problems(report, [f"NVML: {failure.reason}"])
+        return report.with_problems(one_line(f"NVML: {failure.reason}"))
     devices = tuple(
         replace(device, problem=failure.reason)
         if device.driver in _NVML_DRIVERS and not device.problem
@@ -127,7 +121,7 @@ def _with_cards(
         who = f"NVIDIA GPU {card.index}" + (f" ({card.address})" if card.address else "")
         lost = [card.problem or "it has no PCI address"] if card in unidentified else []
         problems += [f"{who}: {line}" for line in (*lost, *card.unanswered)]
-    return _with_problems(replace(report, devices=tuple(devices)), problems)
+    return replace(report, devices=tuple(devices)).with_problems(*map(one_line, problems))
 
 
 def _with_distinct_addresses(cards: tuple[NvmlCard, ...]) -> tuple[NvmlCard, ...]:

@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ import msgspec
 from potluck.host.child import ChildAnswer, ChildFailure, run_child
 from potluck.host.child_output import one_line
 from potluck.host.control_groups import read_mounts
-from potluck.host.guard import run_at_once
+from potluck.host.guard import guarded, run_at_once
 from potluck.host.system import System, group_name, read_regular_file
 from potluck.portability.finding import Finding as MissingDependency
 from potluck.probe.doctor.case import (
@@ -70,10 +70,13 @@ def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
 
 
 def inspect_folder(system: System, path: Path, *, purpose: str, needed_bytes: int) -> Folder | None:
-    """Return a directory, or its nearest existing parent. None if it cannot be examined."""
+    """Return a directory, or the nearest of its parents that this user can see. None if that cannot
+    be examined.
+    """
     path = path.absolute()
     try:
-        there = next(each for each in (path, *path.parents) if each.exists()).resolve()
+        # Unlike Path.exists, it does not raise an error for what is in a closed folder.
+        there = next(each for each in (path, *path.parents) if os.path.exists(each)).resolve()  # noqa: PTH110
         disk = os.statvfs(there)
     except OSError:
         return None
@@ -221,15 +224,19 @@ def _look_at_package(package: Package) -> UnloadablePackage | None:
     load_error = _problem("module", package.module)
     if not load_error:
         return None
-    root = Path(str(installed.locate_file("")))
-    files = {str(file): root / file for file in installed.files or () if ".so" in file.name}
+    label = f"{package.name} {installed.version}"
     return UnloadablePackage(
         name=package.name,
         version=installed.version,
         loss=package.loss,
         load_error=load_error,
-        lacks=_lacks(f"{package.name} {installed.version}", files),
+        lacks=_lacks(label, partial(_compiled_files, installed)),
     )
+
+
+def _compiled_files(installed: importlib.metadata.Distribution) -> dict[str, Path]:
+    root = Path(str(installed.locate_file("")))
+    return {str(file): root / file for file in installed.files or () if ".so" in file.name}
 
 
 def _installed(package: Package) -> importlib.metadata.Distribution | None:
@@ -258,7 +265,7 @@ def inspect_opened_libraries(
         path = find_library(system, library, machine, environ)
         load_error = _problem("library", path) if path else ""
         files = {path: system.below_files(path)} if load_error else {}
-        lacks = _lacks(library.name, files)
+        lacks = _lacks(library.name, lambda: files)
         return OpenedLibrary(library=library, path=path, load_error=load_error, lacks=lacks)
 
     return tuple(run_at_once([partial(look_at, library) for library in wanted]))
@@ -302,11 +309,16 @@ def _problem(kind: str, *names: str) -> str:
     return one_line(outcome.reason)
 
 
-def _lacks(label: str, files: Mapping[str, Path]) -> tuple[MissingDependency, ...]:
-    """Return the requirements of ``files`` that this machine lacks; empty if unknown.
-
-    This also runs in a child, since reading the files requires NumPy.
+def _lacks(label: str, files: Callable[[], Mapping[str, Path]]) -> tuple[MissingDependency, ...]:
+    """Return the requirements of ``files()`` that this machine lacks; empty if unknown, as when a
+    package's list of its files is damaged, or a name is not UTF-8.
     """
+    unknown: tuple[MissingDependency, ...] = ()
+    return guarded(lambda: _lacks_of_files(label, files()), lambda _: unknown)
+
+
+def _lacks_of_files(label: str, files: Mapping[str, Path]) -> tuple[MissingDependency, ...]:
+    """Ask a child, since reading the files requires NumPy."""
     if not files:
         return ()
     named = {name: str(path) for name, path in files.items()}

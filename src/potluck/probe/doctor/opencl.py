@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from potluck.probe.detectors import opencl
 from potluck.probe.doctor.case import Case, Finding, Severity, libraries, title
+from potluck.probe.gpus.icds import Icd, installed_icds
 
 _VENDORS = "/etc/OpenCL/vendors"
 
@@ -73,7 +74,7 @@ def unregistered_mali(case: Case) -> Iterator[Finding]:
     """Check for a Mali whose vendor library exists, but is not registered with OpenCL."""
     devices = [each for each in case.accelerators if each.driver == "mali"]
     found = [*libraries(case, r"lib[mM]ali(OpenCL)?\.so(\.\d+)*")]
-    if not devices or not found or any(_is_mali(case, text) for text in _registered(case)):
+    if not devices or not found or any(_is_mali(case, icd) for icd in _icds(case)):
         return
     library = min(found, key=_preference)
     yield Finding(
@@ -117,7 +118,7 @@ def _install(case: Case, packages: Mapping[str, str]) -> str:
 
 
 def _problem(case: Case) -> str:
-    if any(_registered(case)):
+    if _icds(case):
         return "no installed OpenCL driver lists it"
     return "there is no OpenCL driver for it"
 
@@ -170,19 +171,16 @@ def _problems(case: Case) -> Iterator[str]:
             yield from detector.problems
 
 
-def _registered(case: Case) -> Iterator[str]:
-    """Return the first line of each file: a library's name or path."""
-    for file in case.system.entries(case.system.below_files(_VENDORS)):
-        if file.suffix == ".icd" and (text := case.system.text(file)):
-            yield text.splitlines()[0].strip()
+def _icds(case: Case) -> tuple[Icd, ...]:
+    return installed_icds(case.system, {}).icds
 
 
-def _is_mali(case: Case, text: str) -> bool:
-    """Return whether an entry names a Mali library; one given by path must also exist."""
-    path = PurePosixPath(text)
+def _is_mali(case: Case, icd: Icd) -> bool:
+    """Return whether a driver is a Mali library; one given by path must also exist."""
+    path = PurePosixPath(icd.library)
     if "mali" not in path.name.lower():
         return False
-    return not path.is_absolute() or case.system.below_files(text).exists()
+    return not path.is_absolute() or case.system.below_files(icd.library).exists()
 
 
 def _preference(library: PurePosixPath) -> tuple[bool, int, str]:

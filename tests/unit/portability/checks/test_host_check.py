@@ -79,6 +79,14 @@ def test_a_missing_version_has_a_fix() -> None:
     assert "older release of pack," in finding.fix
 
 
+@pytest.mark.parametrize("version", ["GLIBC_2", "GLIBC_²", "GLIBC_2.²", "GLIBC_2." + "1" * 5000])
+def test_a_missing_version_that_no_release_has(version: str) -> None:
+    elf = an_elf(needed=["libc.so.6"], wants=[f"f@{version}"])
+    finding = only(report(needs_of({"a.so": elf})))
+    assert finding.code == "missing-version"
+    assert finding.fix == "an older release of pack, or one built from source there"
+
+
 def test_a_version_between_those_that_are_there() -> None:
     elf = an_elf(needed=["libc.so.6"], wants=["f@GLIBC_2.33"])
     assert only(report(needs_of({"a.so": elf}))).message.endswith("but a host does not define it")

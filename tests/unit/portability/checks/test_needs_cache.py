@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.portability.elf_bytes import Elf, Need, Symbol
+from support.portability.elf_bytes import Elf, Need, Segment, Symbol
 from support.portability.wheel_bytes import write_wheel
 
 from potluck.errors import WheelFileError
@@ -82,6 +82,19 @@ def test_where_nothing_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for folder in (tmp_path / "file", None):
         assert cached_needs(wheel, folder) == read_needs(wheel)
+
+
+def test_a_file_whose_name_is_not_utf8_is_read_each_time(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"lib\xff.so")
+    file.write_bytes(EXTENSION)
+    assert cached_needs(file, tmp_path / "cache") == read_needs(file)
+
+
+def test_thread_local_storage_larger_than_any_is_kept(tmp_path: Path) -> None:
+    tls = [Segment(segment_type=7, memory_bytes=2**64 - 1)] * 2
+    (tmp_path / "a.so").write_bytes(Elf(segments=tls, entries={30: 0x10}).build())
+    needs = cached_needs(tmp_path / "a.so", tmp_path / "cache")
+    assert cached_needs(tmp_path / "a.so", tmp_path / "cache") == needs
 
 
 def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

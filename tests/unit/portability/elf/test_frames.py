@@ -71,3 +71,22 @@ def test_a_file_with_very_many_segments_of_code_has_no_functions() -> None:
     code, index = code_segments(RET)
     more = [replace(code, content=b"")] * 20
     assert found([*more, code, index]) == []
+
+
+HIGH = 2**64 - 2**20
+
+
+def test_a_file_at_addresses_that_no_process_has_has_no_functions() -> None:
+    image = open_image(Elf(segments=code_segments(RET)).build())
+    moved = tuple(each._replace(vaddr=each.vaddr + HIGH) for each in image.segments)
+    starts, _ = read_functions(replace(image, segments=moved))
+    assert not len(starts)
+
+
+def test_a_segment_at_addresses_that_no_process_has_is_passed_over() -> None:
+    image = open_image(Elf(segments=code_segments(RET)).build())
+    code = next(each for each in image.segments if each.flags == 5)
+    starts, _ = read_functions(
+        replace(image, segments=(*image.segments, code._replace(vaddr=HIGH)))
+    )
+    assert len(starts) == 1

@@ -125,12 +125,16 @@ def without_its_name() -> dict[str, Any]:
         changed(libc="uclibc"),
         changed(libc_version=[2]),
         changed(libc_version=[2, -1]),
+        changed(libc_version=[2, 2**30]),
+        changed(python={"implementation": "cpython", "version": [3, 2**30]}),
+        changed(python={"implementation": "cpython", "version": [-3, 11]}),
         changed(libraries=[{"soname": "libc.so.6"}]),
         changed(other_libraries="*"),
         changed(other_libraries=base64.b64encode(b"no zlib").decode()),
         changed(other_libraries=packed(b"lib.so\n" * 1000)[:-8]),
         changed(other_libraries=packed(bytes(1 << 24))),
         changed(gpus=[{"name": "x"}]),
+        changed(gpus=[{"name": "x", "compute_capability": [-8, 6]}]),
         changed(amd_architectures=["gfx1030\x1b[m"]),
         changed(
             libraries=[
@@ -152,7 +156,11 @@ def test_what_is_no_description_is_refused(document: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"schema": "potluck.probe/1"}', b" " * (5 << 20), b"\xff"]
+    "content",
+    [
+        *(b"", b"{", b"[]", b'{"schema": "potluck.probe/1"}', b" " * (5 << 20), b"\xff"),
+        b"[" * 100_000,
+    ],
 )
 def test_an_error_names_the_file(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "host.json"

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from support.portability.elf_bytes import Elf, Segment, code_segments, property_note
 
+from potluck.portability.elf import notes
 from potluck.portability.elf.image import open_image
 from potluck.portability.elf.notes import x86_level
 from potluck.portability.elf.reader import read_elf
@@ -98,6 +99,17 @@ def test_other_notes_and_broken_ones_are_passed_over() -> None:
     ):
         elf = Elf(segments=[Segment(segment_type=PT_NOTE, content=content, align=8)])
         assert needs_of(elf).level == level
+
+
+def test_notes_are_read_up_to_a_limit_of_all_segments_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = property_note({NEEDED: 1}), property_note({NEEDED: 4})
+    monkeypatch.setattr(notes, "_MAX_NOTE_BYTES", len(first))
+    segments = [
+        Segment(segment_type=PT_NOTE, content=each, align=8) for each in (first, second, second)
+    ]
+    assert needs_of(Elf(segments=segments)).level == "x86-64-v1"
 
 
 def test_levels_go_up() -> None:

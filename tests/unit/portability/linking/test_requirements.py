@@ -6,6 +6,8 @@ import tomllib
 from importlib import resources
 
 import pytest
+from packaging.markers import Marker
+from packaging.version import InvalidVersion
 
 from potluck.portability.hosts.host import HostPython
 from potluck.portability.linking.opened_libraries import provider_of, required_names
@@ -28,6 +30,27 @@ PYTHON = HostPython(implementation="cpython", version=(3, 11))
 def test_what_is_required(line: str, is_required: bool) -> None:
     names = required_names((line,), "x86_64", PYTHON)
     assert names == (("nvidia-cublas-cu12",) if is_required else ())
+
+
+def test_markers_are_about_the_hosts_python() -> None:
+    pypy = HostPython(implementation="pypy", version=(3, 11))
+    lines = (
+        "a; platform_python_implementation == 'PyPy'",
+        "b; platform_python_implementation == 'CPython'",
+        "c; implementation_name == 'cpython'",
+    )
+    assert required_names(lines, "x86_64", pypy) == ("a",)
+    assert required_names(lines, "x86_64", PYTHON) == ("b", "c")
+
+
+def test_a_marker_about_what_is_no_version_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``packaging`` before 26 raises an error."""
+
+    def evaluate(*_: object) -> bool:
+        raise InvalidVersion("6.1.0-18-amd64")
+
+    monkeypatch.setattr(Marker, "evaluate", evaluate)
+    assert required_names(("pyobjc; platform_release >= '20.0'",), "x86_64", PYTHON) == ()
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,14 @@ def test_extras_bring_what_they_name_and_nothing_else_does(tmp_path: Path) -> No
     assert set(versions(index, ["app"])) == {"app", "base"}
 
 
+def test_a_requirement_of_some_hosts_or_of_an_extra(tmp_path: Path) -> None:
+    index = FolderIndex(tmp_path)
+    index.add("app", "1.0", "lib; sys_platform == 'linux' or extra == 'more'")
+    index.add("lib", "1.0")
+    for requested in ("app", "app[more]"):
+        assert versions(index, [requested]) == {"app": "1.0", "lib": "1.0"}
+
+
 def test_no_prereleases_and_nothing_withdrawn_unless_asked_for(tmp_path: Path) -> None:
     index = FolderIndex(tmp_path)
     index.add("app", "3.0rc1")
@@ -244,6 +252,16 @@ def test_a_wheel_that_is_no_archive_is_passed_over(tmp_path: Path) -> None:
     index = FolderIndex(tmp_path)
     index.add("app", "1.0")
     (tmp_path / "app-2.0-py3-none-any.whl").write_bytes(b"no archive")
+    assert versions(index, ["app"]) == {"app": "1.0"}
+
+
+def test_a_wheel_of_an_unknown_version_of_zip_is_passed_over(tmp_path: Path) -> None:
+    index = FolderIndex(tmp_path)
+    index.add("app", "1.0")
+    newest = index.add("app", "2.0")
+    data = bytearray(newest.read_bytes())
+    data[data.index(b"PK\1\2") + 6] = 99
+    newest.write_bytes(data)
     assert versions(index, ["app"]) == {"app": "1.0"}
 
 

@@ -50,6 +50,8 @@ def needs(folder: Path, name: str) -> str:
             "needs setuptools, and has sources in Rust, some of which may be unused",
         ),
         ({"pyproject.toml": b"[build-system"}, "needs setuptools"),
+        ({"pyproject.toml": b"build-system = 1"}, "needs setuptools"),
+        ({"pyproject.toml": b"[build-system]\nrequires = 1"}, "needs setuptools"),
     ],
 )
 def test_what_lies_in_it(tmp_path: Path, files: Mapping[str, bytes], expected: str) -> None:
@@ -69,3 +71,20 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "app-1.0.tar.gz").write_bytes(b"no archive")
     with pytest.raises(WheelFileError, match="malformed"):
         needs(tmp_path, "app-1.0.tar.gz")
+
+
+def test_an_encrypted_archive(tmp_path: Path) -> None:
+    path = tmp_path / "app-1.0.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("app-1.0/pyproject.toml", PROJECT)
+    data = bytearray(path.read_bytes())
+    data[6] |= 1  # in the header of the member
+    data[data.index(b"PK\1\2") + 8] |= 1  # and in the directory
+    path.write_bytes(data)
+    with pytest.raises(WheelFileError, match="malformed"):
+        needs(tmp_path, path.name)
+
+
+def test_a_project_file_that_is_nested_without_end(tmp_path: Path) -> None:
+    with pytest.raises(WheelFileError, match="malformed"):
+        needs(tmp_path, sdist(tmp_path, {"pyproject.toml": b"a = " + b"[" * 100_000}))

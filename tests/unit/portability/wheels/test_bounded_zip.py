@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import stat
 import struct
+import tempfile
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -56,6 +58,23 @@ def test_large_members_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with BoundedZip(path) as archive, archive.data("f") as data:
         assert not isinstance(data, bytes)
         assert data[:] == b"0123456789!"
+
+
+def test_a_full_disk_is_not_the_archives_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk() -> IO[bytes]:
+        return open("/dev/full", "r+b", buffering=0)  # noqa: PTH123
+
+    monkeypatch.setattr(bounded_zip, "_MAPPED_BYTES", 10)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full_disk)
+    path = an_archive(tmp_path / "a.zip", ("f", b"0123456789!"))
+    with (
+        BoundedZip(path) as archive,
+        pytest.raises(OSError, match="No space left"),
+        archive.data("f"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

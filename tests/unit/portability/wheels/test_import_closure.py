@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from support.portability.wheel_bytes import write_wheel
 
 from potluck.portability.checks import needs as needs_module
 from potluck.portability.checks.needs import read_needs
-from potluck.portability.wheels.import_closure import imported_files
+from potluck.portability.wheels.import_closure import imported_files, named_strings
 
 CORE = "pack/_core.cpython-311-x86_64-linux-gnu.so"
 OTHER = "pack/_other.abi3.so"
@@ -33,8 +33,8 @@ def groups(
 ) -> tuple[tuple[str, ...], ...] | None:
     files = natives if natives is not None else {CORE: b"", OTHER: b"", LIBRARY: b""}
 
-    def find(path: str, pattern: re.Pattern[bytes]) -> list[bytes]:
-        return pattern.findall(files[path])
+    def find(path: str, names: Set[bytes]) -> Set[bytes]:
+        return named_strings(files[path], names)
 
     return imported_files(sources, files, lambda path: sources[path].encode(), find).required
 
@@ -230,6 +230,20 @@ def test_deep_nesting_ends() -> None:
     lines = [f"{' ' * depth}if f():" for depth in range(90)]
     source = "from . import _core\n" + "\n".join([*lines, f"{' ' * 90}from . import _other"])
     assert imported({"pack/__init__.py": source}) == (CORE,)
+
+
+def test_nested_attempts_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"import ctypes\ntry:\n  a{'()' * 300}\nexcept ImportError: pass"
+    children, num_walked = ast.iter_child_nodes, 0
+
+    def count(node: ast.AST) -> Iterator[ast.AST]:
+        nonlocal num_walked
+        num_walked += 1
+        return children(node)
+
+    monkeypatch.setattr(ast, "iter_child_nodes", count)
+    imported({"pack/__init__.py": source})
+    assert num_walked < 20 * 300
 
 
 def test_a_wheel_is_read_where_its_files_get_installed(tmp_path: Path) -> None:

@@ -126,7 +126,10 @@ def test_platform_and_python_must_go_together_in_one_tag() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "is_taken"),
-    [("", True), (">=3.8", True), (">=3.12", False), (">=3.11.4", True), ("<3.11", False)],
+    [
+        *(("", True), (">=3.8", True), (">=3.12", False), (">=3.11.4", True), ("<3.11", False)),
+        *(("==3.11.4", True), (">3.11.2,<3.11.9", True), ("!=3.11.0,<3.11.2", True)),
+    ],
 )
 def test_requires_python(wanted: str, is_taken: bool) -> None:
     distribution = a_distribution("py3-none-any", requires_python=wanted)
@@ -145,6 +148,8 @@ def test_what_cannot_be_read_forbids_nothing() -> None:
         ("manylinux2014_aarch64", (2, 17)),
         ("manylinux1_x86_64", (2, 5)),
         ("linux_x86_64", None),
+        ("manylinux_²_17_x86_64", None),
+        (f"manylinux_2_{'1' * 5000}_x86_64", None),
         ("musllinux_1_2_x86_64", None),
         ("any", None),
     ],

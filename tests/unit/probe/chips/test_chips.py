@@ -6,8 +6,9 @@ import sys
 import msgspec
 import pytest
 
+from potluck.portability.shipped_toml import parse_toml
 from potluck.probe.chips.lookup import table_figures
-from potluck.probe.chips.table import parse_table, shipped_table
+from potluck.probe.chips.table import ChipTable, shipped_table
 from potluck.types.hardware import Figure, Figures, Origin
 
 # The Mali models of libGPUInfo whose ids the probe must know.
@@ -170,7 +171,10 @@ RATE = '{ value = 1e12, document = "data_sheet", where = "page 2" }'
 
 
 def test_the_form_accepts_a_correct_table() -> None:
-    assert len(parse_table(VALID + SECOND.format(name="Chip 1 4GB", chip="x") + RATE).chip) == 2
+    assert (
+        len(parse_toml(VALID + SECOND.format(name="Chip 1 4GB", chip="x") + RATE, ChipTable).chip)
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +201,7 @@ def test_the_form_accepts_a_correct_table() -> None:
 def test_the_form_refuses(old: str, new: str, complaint: str) -> None:
     assert old in VALID
     with pytest.raises(msgspec.ValidationError, match=complaint):
-        parse_table(VALID.replace(old, new))
+        parse_toml(VALID.replace(old, new), ChipTable)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_the_form_refuses(old: str, new: str, complaint: str) -> None:
 )
 def test_the_form_refuses_what_is_there_twice_or_never_cited(addition: str, complaint: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=complaint):
-        parse_table(VALID + addition)
+        parse_toml(VALID + addition, ChipTable)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from support.kernels.build import require_tool
 from support.machines.doctor_cases import a_report, a_system
 
 from potluck.host.system import System
+from potluck.probe.doctor import look
 from potluck.probe.doctor.look import (
     Package,
     find_library,
@@ -97,6 +99,30 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, check=True)
     gone.unlink()
     return folder
+
+
+def test_a_package_whose_list_of_files_is_damaged_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "pack-1.0.dist-info"
+    put(info, "METADATA", data=b"Metadata-Version: 2.1\nName: pack\nVersion: 1.0\n")
+    put(info, "RECORD", data=b"pack.so,sha256=x,1\n\xff\xff")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(look, "_problem", lambda *_: "it is damaged")
+    (found,) = inspect_packages([Package(name="pack", module="pack")])
+    assert (found.version, found.load_error, found.lacks) == ("1.0", "it is damaged", ())
+
+
+def test_a_library_whose_path_is_not_utf8_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = os.fsdecode(b"/opt/\xff")
+    put(tmp_path, f"{folder[1:]}/libthing.so")
+    monkeypatch.setattr(look, "_problem", lambda *_: "it is damaged")
+    trial, backend = a_trial("a", works=False), a_backend(replace(LIBRARY, folders=(folder,)))
+    report = a_report(trials=(trial,))
+    (opened,) = inspect_opened_libraries(a_system(tmp_path), report, (backend,), {})
+    assert (opened.load_error, opened.lacks) == ("it is damaged", ())
 
 
 def a_backend(*libraries: BackendLibrary) -> BackendSpec:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
 
+import pytest
 from support.machines.doctor_cases import a_system
 
 from potluck.host.system import System
@@ -55,6 +57,24 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = look.inspect_folder(System(), tmp_path / "file/x", purpose="x", needed_bytes=0)
+    assert folder is not None
+    assert not folder.is_writable
+
+
+def test_a_folder_within_one_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, stat = tmp_path / "closed", os.stat
+    closed.mkdir()
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if closed in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda path, _: path != closed)
+    folder = look.inspect_folder(System(), closed / "a/b", purpose="x", needed_bytes=0)
     assert folder is not None
     assert not folder.is_writable
 
