@@ -35,7 +35,9 @@ def test_sizes(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1G", "1e9", "2 X", "1,5G", "2GG"])
+@pytest.mark.parametrize(
+    "text", ["", "G", "-1G", "1e9", "2 X", "1,5G", "2GG", "8388608T", "9" * 400]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ParameterError, match="is not a valid size"):
         parse_size(text)
@@ -53,7 +55,9 @@ def test_http_addresses(text: str, host: str, port: int) -> None:
     assert parse_http(text) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http"])
+@pytest.mark.parametrize(
+    "text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:²"]
+)
 def test_what_is_no_http_address(text: str) -> None:
     with pytest.raises(ParameterError, match="is not of the form HOST:PORT"):
         parse_http(text)
