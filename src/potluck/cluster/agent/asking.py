@@ -35,8 +35,8 @@ def absolute(path: Path) -> str:
 def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send a request to the agent behind ``path``; yield events, and last the result. Blocking.
 
-    Raises ``UsageError`` if no agent runs there and for texts that are not UTF-8, and the agent's
-    error.
+    Raises ``UsageError`` if no agent runs there and for texts that are not UTF-8, the agent's
+    error, and ``PotluckError`` if it exits before it has answered.
     """
     request = _encoded(method, params)
     with contextlib.ExitStack() as opened:
@@ -48,14 +48,17 @@ def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, A
                 f"no agent runs here (nothing answers at {path})",
                 hint="start one with potluck up, or name its --state DIRECTORY",
             ) from error
-        connection.sendall(request)
-        for line in opened.enter_context(connection.makefile("rb")):
-            document = json.loads(line)
-            if "error" in document:
-                raise RemoteError(**document["error"])
-            yield document
-            if "result" in document:
-                return
+        with contextlib.suppress(ConnectionError):  # it exited
+            connection.sendall(request)
+            for line in opened.enter_context(connection.makefile("rb")):
+                if not line.endswith(b"\n"):
+                    break  # it exited while it wrote
+                document = json.loads(line)
+                if "error" in document:
+                    raise RemoteError(**document["error"])
+                yield document
+                if "result" in document:
+                    return
     raise PotluckError("the agent exited before it answered", hint="see the agent's log")
 
 
