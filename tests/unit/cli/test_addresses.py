@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from types import SimpleNamespace
 
 import psutil
@@ -87,6 +88,12 @@ def test_nodes_do_not_listen_on_ipv6(address: str) -> None:
 def test_nodes_do_not_join_by_ipv6() -> None:
     with pytest.raises(ParameterError, match=r"--join \[fd00::1\]:7333: .*IPv6"):
         join_options(["10.0.0.1", "[fd00::1]:7333"])
+
+
+def test_an_invitation_from_a_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ParameterError, match="HOST:PORT"):
+        join_options(["-"])
 
 
 def test_a_name_is_no_address_to_listen_on() -> None:
