@@ -24,12 +24,21 @@ class RemoteError(PotluckError):
         self.exit_code = exit_code
 
 
-def absolute(path: Path) -> str:
-    """Return the absolute path of a model's files, for another process to read them.
+def absolute(model: str) -> str:
+    """Return MODEL, with an absolute path if it is one on this machine, for other processes.
 
-    A link to a file stays: in the hub's cache the name of a model is that of a link.
+    A link to a file stays: in the hub's cache the name of a model is that of a link. A path that
+    cannot be read stays too: an error of the process that reads the model tells why.
     """
-    return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    if model in ("", "demo"):
+        return model
+    try:
+        path = Path(model).expanduser()
+        if not path.exists():
+            return model
+        return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    except (OSError, RuntimeError):
+        return model
 
 
 def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
