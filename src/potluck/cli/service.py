@@ -75,8 +75,16 @@ def install(
             f"{SECRET_VARIABLE} is not passed on to a service",
             hint="write the secret to a file with mode 0600, and add -- --secret-file FILE",
         )
+    for name, value in parsed.items():
+        if isinstance(value, Path) and not value.is_absolute():
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value}: a service needs an absolute path",
+                hint=f"give {value.absolute()}",
+            )
     manager = UserManager()
     rest = _joined(given, parsed)
+    if parsed["state"] is not None and "--state" not in [each.partition("=")[0] for each in given]:
+        rest = ["--state", str(parsed["state"]), *rest]  # of the environment, which units lack
     path = unit_path()
     manager.start(path, unit_text([*_program(), "up", *rest]))
     time.sleep(_START_SECONDS)

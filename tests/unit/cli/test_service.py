@@ -111,6 +111,25 @@ def test_an_invitation_is_used_and_does_not_get_into_the_unit(
     assert INVITATION.split("/")[1] not in unit(tmp_path).read_text()
 
 
+def test_a_service_uses_the_same_folders_as_the_command_that_installs_it(
+    played: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("install", "--", "--lan", "--api-key-file", "keys") == 2
+    stderr = capsys.readouterr().err
+    assert "--api-key-file keys: a service needs an absolute path" in stderr
+    assert f"hint: give {tmp_path / 'keys'}" in stderr
+    state = tmp_path / "state"
+    monkeypatch.setenv("POTLUCK_STATE", str(state))
+    assert run("install", "--", "--lan") == 0
+    assert command_of(unit(tmp_path)).endswith(f'"up" "--state" "{state}" "--lan"')
+    assert run("install", "--", "--state=/other", "--lan") == 0
+    assert command_of(unit(tmp_path)).endswith('"up" "--state=/other" "--lan"')
+
+
 def test_wrong_options_and_secrets_in_the_environment_are_refused(
     played: Path,
     tmp_path: Path,
