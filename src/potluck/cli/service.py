@@ -75,6 +75,11 @@ def install(
             f"{SECRET_VARIABLE} is not passed on to a service",
             hint="write the secret to a file with mode 0600, and add -- --secret-file FILE",
         )
+    if parsed["new_node_id"]:
+        raise UsageError(
+            "--new-node-id would give the node a new id at every start of the service",
+            hint="run potluck up --new-node-id once, and omit it here",
+        )
     for name, value in parsed.items():
         if isinstance(value, Path) and not value.is_absolute():
             raise UsageError(
@@ -168,7 +173,7 @@ def _joined(options: Sequence[str], parsed: dict[str, Any]) -> list[str]:
         raise UsageError("--lan and an invitation cannot be used together", hint="omit --lan")
     directory = state_directory(parsed["state"])
     with directory.locked():
-        join_identity(join, directory, parsed["secret_file"], new_node_id=parsed["new_node_id"])
+        join_identity(join, directory, parsed["secret_file"], new_node_id=False)
     rest: list[str] = []
     words = iter(options)
     for word in words:

@@ -137,6 +137,8 @@ def test_wrong_options_and_secrets_in_the_environment_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run("install", "--", "--no-such-option") == 2
+    assert run("install", "--", "--new-node-id") == 2
+    assert "a new id at every start" in capsys.readouterr().err
     monkeypatch.setenv("POTLUCK_SECRET", "potluck-secret")
     assert run("install", "--", "--lan") == 2
     stderr = capsys.readouterr().err
