@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from potluck.cluster.agent.state import is_utf8
 from potluck.errors import ParameterError, PotluckError, UsageError
+from potluck.types.text import is_utf8
 
 
 class RemoteError(PotluckError):
