@@ -283,9 +283,12 @@ class UserManager:
 
 
 def unit_path() -> Path:
-    """Return the path of the unit, which may not exist."""
+    """Return the path of the unit, which may not exist. Raise ``UsageError`` without a home."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    try:
+        folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    except RuntimeError as error:  # no HOME and no entry in the user database
+        raise UsageError("there is no home directory for the unit", hint="set HOME") from error
     return folder / "systemd" / "user" / UNIT
 
 

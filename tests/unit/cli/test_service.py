@@ -157,6 +157,21 @@ def test_a_node_that_does_not_stay_up_is_reported(
     assert "journalctl --user --unit potluck" in stderr
 
 
+@pytest.mark.parametrize("command", ["status", "remove", "install"])
+def test_a_user_without_a_home_has_no_service(
+    played: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert run(command) == 2
+    assert "there is no home directory for the unit\nhint: set HOME" in capsys.readouterr().err
+
+
 def test_where_no_manager_runs_it_says_so(
     played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
