@@ -91,6 +91,7 @@ def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:
         ("thread = 2", "thread"),
         ('threads = "many"', "threads"),
         ("threads = ", "config.toml"),
+        pytest.param("threads = " + "[" * 20_000, "config.toml", id="deep"),
         ("[threads]\nx = 1", "threads"),
     ],
 )
