@@ -131,6 +131,23 @@ def test_a_message_is_edited_and_a_conversation_exported(browser: Browser, origi
         watched.check()
 
 
+def test_settings_that_cannot_be_sent_do_not_keep_a_chat_busy(
+    browser: Browser, origin: str
+) -> None:
+    with tab(browser, origin) as watched:
+        chat = Chat(watched, "plain")
+        chat.ask("First")
+        for tools, shown in (("[", "Settings: tools is not JSON"), ("", "An answer.")):
+            chat.await_answer()
+            chat.page.get_by_role("button", name="Settings").click()
+            chat.page.get_by_label("Tools").fill(tools)
+            chat.page.get_by_role("button", name="Done").click()
+            chat.page.get_by_role("button", name="Answer again").click()
+            expect(chat.answers.last).to_contain_text(shown)
+        assert len(chat.requests) == 2
+        watched.check()
+
+
 def test_keys_write_lines_stop_answers_and_reach_everything(browser: Browser, origin: str) -> None:
     with tab(browser, origin) as watched:
         chat = Chat(watched, "endless")

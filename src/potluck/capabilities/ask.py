@@ -29,6 +29,9 @@ DEFAULT_TIMEOUT_SECONDS = 10.0
 _LEAST_SECONDS = 1.0
 """The time to import the probe and to read files on a busy board."""
 
+_MOST_SECONDS = 86400.0
+"""Stands for any longer time: the functions that wait cannot take an infinite one."""
+
 _FIND_SHARE = 0.5
 """The share of the time for finding devices; the rest is for trying them."""
 
@@ -42,7 +45,7 @@ def device_capabilities(
 ) -> DeviceCapabilities:
     """Return this node's capabilities: those of the unit that serves, and of all devices.
 
-    Never raises because of the machine, and returns after ``timeout_seconds`` (at least 1) with the
+    Never raises because of the machine, and returns after ``timeout_seconds`` (1 to a day) with the
     values known by then: unknown values are None, and their source says why. Running tests continue
     in the background, so that a later call has their results.
 
@@ -57,7 +60,7 @@ def device_capabilities(
     May be called at any time, in any thread and after a fork. It blocks: in a coroutine use
     ``await asyncio.to_thread(potluck.device_capabilities)``.
     """
-    seconds = max(_LEAST_SECONDS, timeout_seconds)
+    seconds = min(max(_LEAST_SECONDS, timeout_seconds), _MOST_SECONDS)
     end = time.monotonic() + seconds
     answers: queue.SimpleQueue[DeviceCapabilities | str] = queue.SimpleQueue()
 

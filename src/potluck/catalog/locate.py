@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -227,7 +227,9 @@ def locate_model(name: str) -> ModelFiles | HubModel:
     """
     if name == "demo":
         return ModelFiles(name=name, kind=FileKind.HUGGING_FACE, path=DEMO_DIRECTORY)
-    path = Path(name).expanduser()
+    path = Path(name)
+    with suppress(RuntimeError):  # the home of a user that this machine does not have
+        path = path.expanduser()
     try:
         if name and path.exists():
             return _on_disk(name, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import socket
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potluck.errors import ParameterError, UsageError
+from potluck.types.ranges import MAX_WHOLE
 
 if TYPE_CHECKING:
     from potluck.cluster.agent.own_address import FindHost
@@ -166,7 +168,7 @@ def _source_address(host: str, port: int) -> str | None:
 def parse_http(text: str) -> tuple[str, int]:
     """Return the host and the port of ``--http``. Raise ``ParameterError`` if it is malformed."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit():
+    if not colon or not host or not (port.isascii() and port.isdigit()):
         raise ParameterError(
             "http", f"--http {text} is not of the form HOST:PORT", hint="for example 127.0.0.1:7334"
         )
@@ -176,14 +178,15 @@ def parse_http(text: str) -> tuple[str, int]:
 def parse_size(text: str, option: str = "memory-limit") -> int:
     """Return the bytes of ``2G``, ``1.5 GiB``, ``900M`` or ``4096``; units are powers of 1024.
 
-    Raise ``ParameterError``, which names ``option``, if it is malformed.
+    Raise ``ParameterError``, which names ``option``, if it is malformed or above ``MAX_WHOLE``.
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    size = math.inf if match is None else float(match[1]) * _UNIT_BYTES[match[2].lower()]
+    if size > MAX_WHOLE:
         raise ParameterError(
             option, f"--{option} {text} is not a valid size", hint="for example 2G or 900M"
         )
-    return int(float(match[1]) * _UNIT_BYTES[match[2].lower()])
+    return int(size)
 
 
 class Kind(enum.IntEnum):

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import potluck
+from potluck.errors import UsageError
 
 _MODULES = {
     "run": "potluck.cli.run",
@@ -76,6 +77,8 @@ class _Option(TyperOption):
     def process_value(self, ctx: Any, value: Any) -> Any:
         kind = self.type_descriptor.annotation
         if kind is Path and isinstance(value, str):
+            if not value:  # an unset variable of a script; Path would make it the current folder
+                raise UsageError(f"{self.opts[0]} is empty", hint="omit it, or give a path")
             value = Path(value)
         is_read = value is None or (isinstance(kind, type) and isinstance(value, kind))
         if self.required or not is_read:

@@ -34,9 +34,13 @@ def chat_loop(answer: Answer, opening: Sequence[ChatMessage]) -> None:
             continue
         if not line:
             continue
-        messages.append(ChatMessage(role="user", content=line))
-        generation = _start(answer, messages, len(opening))
-        messages.append(ChatMessage(role="assistant", content=_stream(generation)))
+        asked = [*messages, ChatMessage(role="user", content=line)]
+        try:
+            generation = _start(answer, asked, len(opening))
+        except PromptTooLongError as error:  # even alone: the chat goes on without it
+            note(f"{error.message}\nhint: {error.hint}")
+            continue
+        messages = [*asked, ChatMessage(role="assistant", content=_stream(generation))]
 
 
 def _read_line() -> str | None:

@@ -55,10 +55,10 @@ def _status(arguments: list[str]) -> int:
             raise
         _discard_output()
         where = error.filename or "the output"
-        _fail(
-            f"{where}: {error.strerror or error}",
-            "free some disk space, or write to another location",
-        )
+        hint = "free some disk space, or write to another location"
+        if isinstance(error, (FileNotFoundError, PermissionError)):
+            hint = "check the path and its permissions"
+        _fail(f"{where}: {error.strerror or error}", hint)
         return 1
     except (MemoryError, ImportError) as error:
         if "--debug" in arguments:

@@ -53,7 +53,7 @@ def join_options(texts: Sequence[str]) -> JoinOptions:
     from potluck.cluster.invitations.invitation import is_invitation, parse_invitation
     from potluck.cluster.network.membership import parse_address
 
-    given = [sys.stdin.readline(_MOST_CHARACTERS) if text == _STDIN else text for text in texts]
+    given = [_first_line() if text == _STDIN else text for text in texts]
     invitations = [text for text in given if is_invitation(text)]
     variable = os.environ.pop(INVITATION_VARIABLE, None)
     if variable and not invitations:
@@ -71,6 +71,11 @@ def join_options(texts: Sequence[str]) -> JoinOptions:
         addresses=addresses,
         invitation=parse_invitation(invitations[0]) if invitations else None,
     )
+
+
+def _first_line() -> str:
+    """Return the first line of standard input; empty if that is closed."""
+    return "" if sys.stdin is None else sys.stdin.readline(_MOST_CHARACTERS)
 
 
 def join_identity(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,12 +32,10 @@ def deploy_params(
     if name is not None and not name.strip():
         raise ParameterError("name", "--name is empty", hint="omit it, or give a name")
     chosen = settings()
-    path = Path(model).expanduser()
-    is_path = model != "demo" and path.exists()
     params = spec_params(given, configured(chosen))
     return {
         **_disk_only_with_prefix_cache(params, is_given=given.get("cache_disk_bytes") is not None),
-        "model": absolute(path) if is_path else model,
+        "model": absolute(model),
         "model_id": name,
         "default_states": chosen.states,
     }

@@ -73,7 +73,7 @@ def probe(
     report = probed(
         requested=requested,
         allow_software=allow_software,
-        num_threads=threads,
+        num_threads=threads or chosen.threads,
         is_measured=measure,
         retry=retry,
         wait_seconds=None if wait or measure or retry else seconds_to_wait(),
@@ -112,7 +112,7 @@ def probed(
 
     options = ProbeOptions(
         backends=BACKENDS,
-        num_threads=num_threads or settings().threads or default_num_threads(),
+        num_threads=num_threads or default_num_threads(),
         measuring=Measuring.ALWAYS if is_measured else Measuring.NEVER,
         retry=retry,
         wait_seconds=wait_seconds,

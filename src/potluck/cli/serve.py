@@ -15,6 +15,7 @@ from potluck.cli.spec_options import declare_parameters
 from potluck.cli.tables import stage_lines
 from potluck.cli.up import run_agent, up
 from potluck.errors import PotluckError
+from potluck.types.cluster import DeploymentId
 from potluck.types.deployment_spec import DeploymentSpec, settings_of
 from potluck.types.quantities import format_count
 
@@ -68,28 +69,34 @@ class _Deployed:
         self._request = request
         self._layout = layout
         self._is_joining = is_joining
-        self._name: str | None = None
+        self._deployed: DeploymentId | None = None
 
     async def begin(self, agent: Agent) -> None:
         """Deploy it, through the agent's socket as every other command. See ``AgentTask``."""
         if self._is_joining:
             await _joined(agent)
         result = await asyncio.to_thread(deployed, self._directory, self._request, self._layout)
-        self._name = result["model_id"]
-        note(f"{self._name} is ready on {format_count(len(result['stages']), 'stage')}")
+        self._deployed = DeploymentId(result["deployment"])
+        note(f"{result['model_id']} is ready on {format_count(len(result['stages']), 'stage')}")
         names = await asyncio.to_thread(node_names, self._directory)
         for line in stage_lines(names.in_document(result)):
             note(line)
 
     async def end(self, agent: Agent) -> None:
-        """Undeploy it, unless it was handed over to other nodes. See ``AgentTask``."""
-        if self._name is None or agent.coordination.is_draining:
+        """Undeploy it, unless it was handed over to other nodes or someone else undeployed it, who
+        may have deployed another one with its name. See ``AgentTask``.
+        """
+        if self._deployed is None or agent.coordination.is_draining:
+            return
+        record = agent.coordination.records.get(self._deployed)
+        if record is None or record.is_removed:
             return
         try:
             async with asyncio.timeout(_UNDEPLOY_SECONDS):
-                await agent.coordination.undeploy(self._name)
+                await agent.coordination.undeploy_record(record)
         except (PotluckError, TimeoutError) as error:
-            note(f"{self._name} may still be deployed on other nodes: {error or 'no answer'}")
+            reason = error or "no answer"
+            note(f"{record.model_id} may still be deployed on other nodes: {reason}")
 
 
 async def _joined(agent: Agent) -> None:

@@ -75,8 +75,21 @@ def install(
             f"{SECRET_VARIABLE} is not passed on to a service",
             hint="write the secret to a file with mode 0600, and add -- --secret-file FILE",
         )
+    if parsed["new_node_id"]:
+        raise UsageError(
+            "--new-node-id would give the node a new id at every start of the service",
+            hint="run potluck up --new-node-id once, and omit it here",
+        )
+    for name, value in parsed.items():
+        if isinstance(value, Path) and not value.is_absolute():
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value}: a service needs an absolute path",
+                hint=f"give {value.absolute()}",
+            )
     manager = UserManager()
     rest = _joined(given, parsed)
+    if parsed["state"] is not None and "--state" not in [each.partition("=")[0] for each in given]:
+        rest = ["--state", str(parsed["state"]), *rest]  # of the environment, which units lack
     path = unit_path()
     manager.start(path, unit_text([*_program(), "up", *rest]))
     time.sleep(_START_SECONDS)
@@ -160,7 +173,7 @@ def _joined(options: Sequence[str], parsed: dict[str, Any]) -> list[str]:
         raise UsageError("--lan and an invitation cannot be used together", hint="omit --lan")
     directory = state_directory(parsed["state"])
     with directory.locked():
-        join_identity(join, directory, parsed["secret_file"], new_node_id=parsed["new_node_id"])
+        join_identity(join, directory, parsed["secret_file"], new_node_id=False)
     rest: list[str] = []
     words = iter(options)
     for word in words:
@@ -270,9 +283,12 @@ class UserManager:
 
 
 def unit_path() -> Path:
-    """Return the path of the unit, which may not exist."""
+    """Return the path of the unit, which may not exist. Raise ``UsageError`` without a home."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    try:
+        folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    except RuntimeError as error:  # no HOME and no entry in the user database
+        raise UsageError("there is no home directory for the unit", hint="set HOME") from error
     return folder / "systemd" / "user" / UNIT
 
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 from potluck.cli.spec_options import parse
 from potluck.errors import UsageError
 from potluck.types.deployment_spec import DeploymentSpec, Setting, settings_of, value_types
-from potluck.types.ranges import MAX_THREADS
+from potluck.types.ranges import MAX_THREADS, MAX_WHOLE
 from potluck.types.states import MAX_STATES
 
 _PREFIX = "POTLUCK_"
@@ -74,14 +74,14 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         Meta(description="seconds without progress until a worker that loads is ended"),
     ] = 120.0
     packed_cache_bytes: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Annotated[int, Meta(ge=0, le=MAX_WHOLE)] | None,
         Meta(
             description="limit of the files that `--mmap` keeps; automatic: 20 GiB, or a quarter "
             "of the free disk space if that is less"
         ),
     ] = None
     weights_store: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Annotated[int, Meta(ge=0, le=MAX_WHOLE)] | None,
         Meta(description="limit of the store of fetched weights in bytes; 0 keeps nothing"),
     ] = None
     drop_system_line: Annotated[
@@ -197,7 +197,7 @@ def _is_there(path: Path) -> bool:
 def _read_file(path: Path) -> dict[str, object]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: {error}", hint="fix or remove the file") from error
     return _checked(values, str(path))
 

@@ -160,9 +160,8 @@ def parse_draft(text: str) -> str:
     """
     from potluck.cluster.agent.asking import absolute  # imported late, as below
 
-    path = Path(text).expanduser()
-    looks_like_path = "/" in text or path.suffix.lower() == ".gguf"
-    return absolute(path) if looks_like_path and path.exists() else text
+    looks_like_path = "/" in text or Path(text).suffix.lower() == ".gguf"
+    return absolute(text) if looks_like_path else text
 
 
 def _parse_disk_size(size: int | str) -> int:

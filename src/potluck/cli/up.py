@@ -216,7 +216,7 @@ def run_agent(
     if lan and requested_join.invitation is not None:
         raise UsageError("--lan and an invitation cannot be used together", hint="omit --lan")
     if requested_backend is not None:
-        _check_works(requested_backend, allow_software=allow_software)
+        _check_works(requested_backend, chosen.threads, allow_software=allow_software)
     log_events(is_debugging=logging.getLogger().level <= logging.DEBUG)
     with directory.locked():
         credentials = join_identity(requested_join, directory, secret_file, new_node_id=new_node_id)
@@ -411,7 +411,7 @@ async def _before(opening: asyncio.Future[Any], ending: asyncio.Event) -> bool:
     return False
 
 
-def _check_works(requested_backend: str, *, allow_software: bool) -> None:
+def _check_works(requested_backend: str, num_threads: int | None, *, allow_software: bool) -> None:
     """Raise ``UsageError`` if the requested backend works on no device of this machine.
 
     What is found is kept, so that the agent does not try again what works.
@@ -419,7 +419,9 @@ def _check_works(requested_backend: str, *, allow_software: bool) -> None:
     from potluck.cli.probe import probed
     from potluck.probe.choose import check_requested_unit_serves, choose_units
 
-    report = probed(requested=requested_backend, allow_software=allow_software)
+    report = probed(
+        requested=requested_backend, num_threads=num_threads, allow_software=allow_software
+    )
     check_requested_unit_serves(
         report,
         choose_units(report, requested=requested_backend, allow_software=allow_software),

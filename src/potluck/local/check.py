@@ -54,6 +54,7 @@ from potluck.types.model import ModelConfig
 from potluck.types.profile import ModelProfile
 from potluck.types.program import Shard
 from potluck.types.quantities import format_bytes
+from potluck.types.ranges import require_number
 from potluck.types.stage import StagePlan, StageSize
 from potluck.types.text import ChatMessage
 from potluck.weights.load import check_weights, remark_lines
@@ -159,10 +160,12 @@ def _states(memory: ContextMemory, num_states: int, limit: MemoryLimit) -> State
 def _size(config: ModelConfig, context_tokens: int | None, quantization: Quantization) -> StageSize:
     """Return the size that ``potluck run`` would use.
 
-    Raise ``ParameterError`` if the context is too long.
+    Raise ``ParameterError`` if the context is too short or too long.
     """
+    if context_tokens is not None:
+        require_number("context", context_tokens)
     context = context_tokens or min(DEFAULT_CONTEXT_TOKENS, config.max_context_tokens)
-    if not 1 <= context <= config.max_context_tokens:
+    if context > config.max_context_tokens:
         raise ParameterError(
             "context",
             f"the context is {context}, but the model supports at most "

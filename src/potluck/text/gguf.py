@@ -16,10 +16,10 @@ from potluck.errors import ModelFileError, UnsupportedModelError
 from potluck.text.added_tokens import AddedToken, is_turn_marker, list_tokens
 from potluck.text.bpe import build_byte_level, build_sentence_piece, merges_from_scores
 from potluck.text.chat import ChatTemplate
-from potluck.text.pieces import Notation, PieceType, is_utf8, piece_bytes
+from potluck.text.pieces import Notation, PieceType, piece_bytes
 from potluck.text.pre_tokenizers import BYTE_PRE_TOKENIZERS
 from potluck.text.tokenizer import Boundaries, PrefixSpace, TextTokenizer
-from potluck.types.text import TokenList
+from potluck.types.text import TokenList, is_utf8
 
 if TYPE_CHECKING:
     import tokenizers

@@ -80,15 +80,6 @@ def piece_bytes(piece: str, notation: Notation) -> bytes:
     return piece.replace(SPACE_MARK, " ").encode("utf-8", "surrogateescape")
 
 
-def is_utf8(piece: str) -> bool:
-    """Return whether a piece has no lone surrogates, so that a text can contain it."""
-    try:
-        piece.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def byte_piece(byte: int, notation: Notation) -> str:
     """Return the piece that represents a single byte."""
     return BYTE_ALPHABET[byte] if notation is Notation.BYTE_LEVEL else f"<0x{byte:02X}>"

@@ -210,3 +210,12 @@ class GapEncoder(Protocol):
         Raise the errors of ``Tokenizer.encode``.
         """
         ...
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text has no lone surrogates: Python's mark of bytes in another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

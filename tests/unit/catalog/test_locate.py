@@ -206,7 +206,9 @@ def test_a_repository_with_one_gguf_model_stands_for_it() -> None:
     assert (files.kind, files.path.name) == (FileKind.GGUF, "a.gguf")
 
 
-@pytest.mark.parametrize("name", ["./missing", "/missing/model", "missing.gguf", "two words", ""])
+@pytest.mark.parametrize(
+    "name", ["./missing", "/missing/model", "~no-such-user/m", "missing.gguf", "two words", ""]
+)
 def test_what_is_neither_on_disk_nor_a_hub_id(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="no model found at"):
         on_disk(name)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from types import SimpleNamespace
 
 import psutil
@@ -35,7 +36,9 @@ def test_sizes(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1G", "1e9", "2 X", "1,5G", "2GG"])
+@pytest.mark.parametrize(
+    "text", ["", "G", "-1G", "1e9", "2 X", "1,5G", "2GG", "8388608T", "9" * 400]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ParameterError, match="is not a valid size"):
         parse_size(text)
@@ -53,7 +56,9 @@ def test_http_addresses(text: str, host: str, port: int) -> None:
     assert parse_http(text) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http"])
+@pytest.mark.parametrize(
+    "text", ["7334", ":7334", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:²"]
+)
 def test_what_is_no_http_address(text: str) -> None:
     with pytest.raises(ParameterError, match="is not of the form HOST:PORT"):
         parse_http(text)
@@ -83,6 +88,12 @@ def test_nodes_do_not_listen_on_ipv6(address: str) -> None:
 def test_nodes_do_not_join_by_ipv6() -> None:
     with pytest.raises(ParameterError, match=r"--join \[fd00::1\]:7333: .*IPv6"):
         join_options(["10.0.0.1", "[fd00::1]:7333"])
+
+
+def test_an_invitation_from_a_closed_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ParameterError, match="HOST:PORT"):
+        join_options(["-"])
 
 
 def test_a_name_is_no_address_to_listen_on() -> None:

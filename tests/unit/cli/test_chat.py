@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
 
-from potluck.cli.chat import _start
+from potluck.cli.chat import _start, chat_loop
 from potluck.errors import PromptTooLongError
 from potluck.types.text import ChatMessage
 
@@ -39,3 +40,28 @@ def test_turns_that_no_longer_fit_are_counted(
     assert cast(Any, _start(model.chat, messages, 0)) == "answer"
     assert [each.content for each in messages] == [str(n) for n in range(5 - num_fitting, 5)]
     assert capsys.readouterr().err == said
+
+
+def test_a_message_that_is_too_long_ends_neither_the_chat_nor_its_history(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    class Answer:
+        def __iter__(self) -> Iterator[Any]:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            pass
+
+    def answer(messages: Sequence[ChatMessage]) -> Any:
+        if messages[-1].content == "too long":
+            raise PromptTooLongError(9, 8)
+        asked.append([each.content for each in messages])
+        return Answer()
+
+    lines = iter(["first", "too long", "second", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    chat_loop(answer, ())
+    assert asked == [["first"], ["first", "", "second"]]
+    assert "the prompt has 9 tokens, but the context size is 8\nhint: " in capsys.readouterr().err

@@ -61,6 +61,16 @@ def test_the_path_of_a_model_is_made_absolute_and_the_agent_names_it(
     assert make_deploy("/mnt/m.gguf").model == "/mnt/m.gguf"
 
 
+@pytest.mark.parametrize("model", ["", "demo", "~no-such-user/m", f"/{'m' * 300}"])
+def test_what_is_no_path_on_this_machine_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
+) -> None:
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    deploy = make_deploy(model, draft="~no-such-user/m")
+    assert (deploy.model, deploy.draft) == (model, "~no-such-user/m")
+
+
 def test_the_path_of_a_draft_model_is_made_absolute(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -111,6 +111,25 @@ def test_an_invitation_is_used_and_does_not_get_into_the_unit(
     assert INVITATION.split("/")[1] not in unit(tmp_path).read_text()
 
 
+def test_a_service_uses_the_same_folders_as_the_command_that_installs_it(
+    played: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("install", "--", "--lan", "--api-key-file", "keys") == 2
+    stderr = capsys.readouterr().err
+    assert "--api-key-file keys: a service needs an absolute path" in stderr
+    assert f"hint: give {tmp_path / 'keys'}" in stderr
+    state = tmp_path / "state"
+    monkeypatch.setenv("POTLUCK_STATE", str(state))
+    assert run("install", "--", "--lan") == 0
+    assert command_of(unit(tmp_path)).endswith(f'"up" "--state" "{state}" "--lan"')
+    assert run("install", "--", "--state=/other", "--lan") == 0
+    assert command_of(unit(tmp_path)).endswith('"up" "--state=/other" "--lan"')
+
+
 def test_wrong_options_and_secrets_in_the_environment_are_refused(
     played: Path,
     tmp_path: Path,
@@ -118,6 +137,8 @@ def test_wrong_options_and_secrets_in_the_environment_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run("install", "--", "--no-such-option") == 2
+    assert run("install", "--", "--new-node-id") == 2
+    assert "a new id at every start" in capsys.readouterr().err
     monkeypatch.setenv("POTLUCK_SECRET", "potluck-secret")
     assert run("install", "--", "--lan") == 2
     stderr = capsys.readouterr().err
@@ -134,6 +155,21 @@ def test_a_node_that_does_not_stay_up_is_reported(
     stderr = capsys.readouterr().err
     assert "the service did not stay up: it is failed" in stderr
     assert "journalctl --user --unit potluck" in stderr
+
+
+@pytest.mark.parametrize("command", ["status", "remove", "install"])
+def test_a_user_without_a_home_has_no_service(
+    played: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert run(command) == 2
+    assert "there is no home directory for the unit\nhint: set HOME" in capsys.readouterr().err
 
 
 def test_where_no_manager_runs_it_says_so(

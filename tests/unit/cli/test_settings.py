@@ -91,6 +91,7 @@ def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:
         ("thread = 2", "thread"),
         ('threads = "many"', "threads"),
         ("threads = ", "config.toml"),
+        pytest.param("threads = " + "[" * 20_000, "config.toml", id="deep"),
         ("[threads]\nx = 1", "threads"),
     ],
 )
@@ -171,3 +172,9 @@ def test_how_much_the_store_of_weights_may_take(tmp_path: Path) -> None:
     assert read_settings({"POTLUCK_WEIGHTS_STORE": "0"}, tmp_path).weights_store == 0
     with pytest.raises(UsageError, match="POTLUCK_WEIGHTS_STORE: "):
         read_settings({"POTLUCK_WEIGHTS_STORE": "-1"}, None)
+
+
+@pytest.mark.parametrize("name", ["WEIGHTS_STORE", "PACKED_CACHE_BYTES"])
+def test_sizes_that_no_message_can_contain_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"POTLUCK_{name}: "):
+        read_settings({f"POTLUCK_{name}": str(2**64)}, None)

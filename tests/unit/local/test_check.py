@@ -257,5 +257,8 @@ def test_the_quantization_that_fits_is_chosen() -> None:
 def test_what_is_asked_wrongly_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="2048"):
         check("demo", context_tokens=4096)
+    for number in (-1, 0, 1):
+        with pytest.raises(ParameterError, match=f"context is {number}, but must be an integer"):
+            check("demo", context_tokens=number)
     with pytest.raises(ModelNotFoundError):
         check(tmp_path / "absent")

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from potluck.cluster.agent.state import is_utf8
 from potluck.errors import ParameterError, PotluckError, UsageError
+from potluck.types.text import is_utf8
 
 
 class RemoteError(PotluckError):
@@ -24,19 +24,28 @@ class RemoteError(PotluckError):
         self.exit_code = exit_code
 
 
-def absolute(path: Path) -> str:
-    """Return the absolute path of a model's files, for another process to read them.
+def absolute(model: str) -> str:
+    """Return MODEL, with an absolute path if it is one on this machine, for other processes.
 
-    A link to a file stays: in the hub's cache the name of a model is that of a link.
+    A link to a file stays: in the hub's cache the name of a model is that of a link. A path that
+    cannot be read stays too: an error of the process that reads the model tells why.
     """
-    return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    if model in ("", "demo"):
+        return model
+    try:
+        path = Path(model).expanduser()
+        if not path.exists():
+            return model
+        return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    except (OSError, RuntimeError):
+        return model
 
 
 def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send a request to the agent behind ``path``; yield events, and last the result. Blocking.
 
-    Raises ``UsageError`` if no agent runs there and for texts that are not UTF-8, and the agent's
-    error.
+    Raises ``UsageError`` if no agent runs there and for texts that are not UTF-8, the agent's
+    error, and ``PotluckError`` if it exits before it has answered.
     """
     request = _encoded(method, params)
     with contextlib.ExitStack() as opened:
@@ -48,14 +57,17 @@ def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, A
                 f"no agent runs here (nothing answers at {path})",
                 hint="start one with potluck up, or name its --state DIRECTORY",
             ) from error
-        connection.sendall(request)
-        for line in opened.enter_context(connection.makefile("rb")):
-            document = json.loads(line)
-            if "error" in document:
-                raise RemoteError(**document["error"])
-            yield document
-            if "result" in document:
-                return
+        with contextlib.suppress(ConnectionError):  # it exited
+            connection.sendall(request)
+            for line in opened.enter_context(connection.makefile("rb")):
+                if not line.endswith(b"\n"):
+                    break  # it exited while it wrote
+                document = json.loads(line)
+                if "error" in document:
+                    raise RemoteError(**document["error"])
+                yield document
+                if "result" in document:
+                    return
     raise PotluckError("the agent exited before it answered", hint="see the agent's log")
 
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -161,16 +160,10 @@ def _converted(fields: dict[str, Any]) -> Deploy:
         raise _unreadable(error) from error
     if deploy.model_id is not None and not deploy.model_id.strip():
         raise ParameterError("model_id", "model_id is empty", hint="omit it, or give a name")
-    return msgspec.structs.replace(deploy, model=_absolute(deploy.model))
+    if "\0" in deploy.model:
+        raise ParameterError("model", "model contains a NUL character")
+    return msgspec.structs.replace(deploy, model=absolute(deploy.model))
 
 
 def _unreadable(error: Exception) -> ParameterError:
     return ParameterError("body", f"the body cannot be read: {error}")
-
-
-def _absolute(model: str) -> str:
-    """Return MODEL, with an absolute path if it is one on this machine."""
-    if "\0" in model:
-        raise ParameterError("model", "model contains a NUL character")
-    path = Path(model).expanduser()
-    return absolute(path) if model != "demo" and path.exists() else model

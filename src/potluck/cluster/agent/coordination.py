@@ -183,10 +183,11 @@ class Coordination:
     async def undeploy(self, name: str) -> DeploymentRecord:
         """Remove all deployments with a name, wherever they are coordinated; return the oldest."""
         records = self.records.find(name)
-        await asyncio.gather(*map(self._undeploy, records))
+        await asyncio.gather(*map(self.undeploy_record, records))
         return records[0]
 
-    async def _undeploy(self, record: DeploymentRecord) -> None:
+    async def undeploy_record(self, record: DeploymentRecord) -> None:
+        """Remove one deployment, wherever it is coordinated."""
         request = DeploymentReference(deployment=record.deployment)
         try:
             await REMOVE.call(self._membership, record.epoch.coordinator, request)
@@ -333,4 +334,4 @@ class Coordination:
         if small is not None and small.is_own:
             record = self.records.get(small.deployment)
             if record is not None and not record.is_removed:
-                await self._undeploy(record)
+                await self.undeploy_record(record)

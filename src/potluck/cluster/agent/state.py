@@ -41,6 +41,7 @@ from potluck.host.private_files import (
 )
 from potluck.host.system import read_regular_file
 from potluck.types.cluster import NodeId
+from potluck.types.text import is_utf8
 
 _log = logging.getLogger(__name__)
 
@@ -61,15 +62,6 @@ def default_state_directory(environ: Mapping[str, str]) -> Path:
         raise UsageError(
             "there is no home directory for the node's state", hint="use --state DIRECTORY"
         ) from error
-
-
-def is_utf8(text: str) -> bool:
-    """Return whether a text from the command line is UTF-8, and not bytes of another encoding."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class StateDirectory:

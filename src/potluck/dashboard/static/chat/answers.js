@@ -106,7 +106,6 @@ async function answer(id) {
   const controller = new AbortController();
   running.value = new Map(running.value).set(id, controller);
   const asked = conversation(id);
-  const body = requestBody(asked);
   const written = {
     id: newId(), role: "assistant", model: asked.model, content: "", reasoning: "", toolCalls: [],
     state: "running", isWaiting: false, error: null, notices: [], stats: null, finish: null,
@@ -128,8 +127,10 @@ async function answer(id) {
     showSoon();
   });
   try {
+    const problem = settingsProblem(asked.settings);
+    if (problem) throw new ApiError(`Settings: ${problem}`);
     const response = await send("v1/chat/completions", {
-      method: "POST", body, signal: controller.signal,
+      method: "POST", body: requestBody(asked), signal: controller.signal,
     });
     await readAnswer(response, written, clock, showSoon);
     written.state = "done";
