@@ -12,11 +12,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from potluck.errors import EngineError
+
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+LIMITS_HINT = "see the limits of this node's processes and memory: ulimit -u, pids.max"
+"""Where a process or a thread cannot be started."""
+
+Spawn = Callable[[Coroutine[Any, Any, object]], asyncio.Task[Any]]
 
 
 class Background:
@@ -27,9 +32,9 @@ class Background:
 
     def __init__(self, failure: str = "unexpected error in a background task of the agent") -> None:
         self._failure = failure
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         """Run ``work``; an exception that it raises is logged."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -59,7 +64,7 @@ class Background:
         _, unwilling = await asyncio.wait(waiting, timeout=timeout_seconds)
         return len(unwilling)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(self._failure, exc_info=error)
@@ -117,7 +122,8 @@ def on_thread(
 ) -> asyncio.Future[_T]:
     """Run ``work`` on a thread that nothing has to wait for, not even the end of the process.
 
-    The result goes to ``unwanted`` if the future was cancelled by then, or the loop is closed.
+    The result goes to ``unwanted`` if the future was cancelled by then, or the loop is closed. The
+    future fails with ``EngineError`` if no thread can be started.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -144,7 +150,10 @@ def on_thread(
         except RuntimeError:
             unwanted(result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        done.set_exception(EngineError(f"cannot start a thread: {error}", hint=LIMITS_HINT))
     return done
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from potluck.cluster.network.membership import Membership, MethodTable
 from potluck.cluster.wire.calls import ClaimAnswer, StageEnds, Unreachable, encode
-from potluck.errors import NodeLostError
+from potluck.errors import CallError, NodeLostError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId, UnitId
 from potluck.types.deployment import (
     DeploymentRecord,
@@ -75,6 +75,20 @@ class PlayedMembership:
 
     def called(self, method: str) -> list[NodeId]:
         return [node for node, each, _ in self.calls if each == method]
+
+
+def late(
+    num_unanswered: int, answer: Callable[[NodeId, bytes], bytes]
+) -> Callable[[NodeId, bytes], bytes]:
+    """Return ``answer`` for ``PlayedMembership.answers`` that leaves so many calls unanswered."""
+    left = iter(range(num_unanswered))
+
+    def answer_late(node: NodeId, payload: bytes) -> bytes:
+        if next(left, None) is not None:
+            raise CallError("it did not answer")
+        return answer(node, payload)
+
+    return answer_late
 
 
 def a_plan(**changes: int) -> MemoryPlan:

@@ -28,7 +28,7 @@ def absolute(model: str) -> str:
     """Return MODEL, with an absolute path if it is one on this machine, for other processes.
 
     A link to a file stays: in the hub's cache the name of a model is that of a link. A path that
-    cannot be read stays too: an error of the process that reads the model tells why.
+    cannot be read stays too: the process that reads the model reports why.
     """
     if model in ("", "demo"):
         return model
@@ -44,14 +44,19 @@ def absolute(model: str) -> str:
 def ask(path: Path, method: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send a request to the agent behind ``path``; yield events, and last the result. Blocking.
 
-    Raises ``UsageError`` if no agent runs there and for texts that are not UTF-8, the agent's
-    error, and ``PotluckError`` if it exits before it has answered.
+    Raises ``UsageError`` if no agent runs there, or that of another user, and for texts that are
+    not UTF-8, the agent's error, and ``PotluckError`` if it exits before it has answered.
     """
     request = _encoded(method, params)
     with contextlib.ExitStack() as opened:
         connection = opened.enter_context(socket.socket(socket.AF_UNIX))
         try:
             connection.connect(str(path))
+        except PermissionError as error:
+            raise UsageError(
+                f"this user may not ask the agent at {path}",
+                hint="run the command as the user whose agent it is",
+            ) from error
         except OSError as error:
             raise UsageError(
                 f"no agent runs here (nothing answers at {path})",

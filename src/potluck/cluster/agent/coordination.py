@@ -203,6 +203,7 @@ class Coordination:
         record = self.records.get(deployment)
         if record is not None and not record.is_removed:
             self.records.publish(record.removed(UNDEPLOYED))
+            await self._remove_small(record)
 
     def begin_drain(self) -> None:
         """Plan no more stages on this node, and coordinate no new deployments here."""
@@ -264,7 +265,7 @@ class Coordination:
         if is_removed:
             epoch = self.records.highest_epoch(record.deployment)
             scope = StageScope(deployment=record.deployment, epoch=epoch)
-            self._spawn(self._stop_stages(scope))
+            self._spawn(self._stages.stop(scope))
         elif record.is_ready and (
             known is None
             or known.epoch != record.epoch
@@ -272,9 +273,6 @@ class Coordination:
         ):
             # Not earlier: until a new plan is loaded, the stages of the previous one may serve.
             self._spawn(self._stages.supersede(record.deployment, record.epoch))
-
-    async def _stop_stages(self, scope: StageScope) -> None:
-        await self._stages.stop(scope)
 
     def let_go(self, deployment: DeploymentId, *, is_removed: bool = False) -> None:
         """Close a deployment that another node coordinates now, or that was removed."""
@@ -330,8 +328,12 @@ class Coordination:
             self._removal_reasons.pop(removed, None)
         # Not before: a record without a coordinator would be an orphan.
         self.coordinated.pop(removed, None)
-        small = deployment.record.status.small
+        await self._remove_small(deployment.record)
+
+    async def _remove_small(self, record: DeploymentRecord) -> None:
+        """Remove the deployment of the draft model, if it was made for a removed one."""
+        small = record.status.small
         if small is not None and small.is_own:
-            record = self.records.get(small.deployment)
-            if record is not None and not record.is_removed:
-                await self.undeploy_record(record)
+            drafting = self.records.get(small.deployment)
+            if drafting is not None and not drafting.is_removed:
+                await self.undeploy_record(drafting)

@@ -17,7 +17,7 @@ from potluck.cluster.invitations.identity import (
     identity_by_secret,
 )
 from potluck.cluster.invitations.joined import with_addresses
-from potluck.cluster.network.membership import Membership
+from potluck.cluster.network.membership import Membership, parse_address
 from potluck.cluster.network.trust.pem_files import PemPaths
 from potluck.cluster.network.trust.removals import encode_lines, is_genuine
 from potluck.errors import PotluckError, RemovedFromClusterError, UsageError
@@ -72,7 +72,8 @@ async def keep_addresses(membership: Membership, state: StateDirectory) -> None:
         addresses: list[str] = []
         for node in sorted(membership.nodes()):
             with suppress(PotluckError):
-                addresses.append((await ask_report(membership, node)).address)
+                report = await ask_report(membership, node)
+                addresses.append(str(parse_address(report.address)))
         try:
             joined = state.joined() if addresses else None
             if joined is not None and (after := with_addresses(joined, addresses)) != joined:

@@ -128,7 +128,10 @@ class Inviting:
         async with self._changing:
             if self._server is not None:
                 await self._stop()
-                await self._serve(self._authority())
+                try:
+                    await self._serve(self._authority())
+                except PotluckError as error:
+                    _log.warning("%s", error.message)
 
     async def close(self) -> None:
         """Stop serving; invitations stay open for the next start. Idempotent."""

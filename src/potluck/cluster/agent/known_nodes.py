@@ -6,6 +6,7 @@ have to find it again at its address.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,10 @@ from potluck.types.cluster import NodeId
 from potluck.types.node_names import NodeNames
 
 _log = logging.getLogger(__name__)
+
+_FURTHER_ATTEMPTS = 5
+_AGAIN_SECONDS = 10.0
+"""A slow board may still be starting its agent when the first call times out."""
 
 
 class KnownNodes:
@@ -45,12 +50,25 @@ class KnownNodes:
         return tuple(self._addresses.values())
 
     async def _learn(self, node: NodeId) -> None:
-        with contextlib.suppress(PotluckError):
-            report = await ask_report(self._membership, node)
-            self._host_names[node] = report.name
-            self.names = NodeNames(self._host_names)
-            self._addresses[node] = parse_address(report.address)
+        has_answered = await self._has_answered(node)
         _log.info("node %s joined", node)  # with its name
+        for _ in range(_FURTHER_ATTEMPTS):
+            if has_answered or node not in self._membership.nodes():
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
+            has_answered = await self._has_answered(node)
+
+    async def _has_answered(self, node: NodeId) -> bool:
+        """Ask a node for its report; return whether it has answered."""
+        try:
+            report = await ask_report(self._membership, node)
+        except PotluckError:
+            return False
+        self._host_names[node] = report.name
+        self.names = NodeNames(self._host_names)
+        with contextlib.suppress(PotluckError):
+            self._addresses[node] = parse_address(report.address)
+        return True
 
 
 class NamesInLog(logging.Filter):

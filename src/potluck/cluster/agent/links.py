@@ -99,7 +99,7 @@ class _Measurement:
     """One measurement with ``peer``, on a thread of its own.
 
     ``outcome`` is set in the event loop. It is an ``EdgeError`` if the connection failed or was
-    cut.
+    cut, and an ``EngineError`` if no thread could be started.
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class Links:
             outgoing.close()
             return True
 
-        is_reached = await asyncio.to_thread(try_it)
+        is_reached = await on_thread(try_it, name="check-link")
         self._note_reached(node_id, is_reached=is_reached)
         return True
 
@@ -454,7 +454,7 @@ class Links:
                 listener.close()
 
         try:
-            await asyncio.to_thread(accept)
+            await on_thread(accept, name="await-check")
         finally:
             self._num_awaited_checks -= 1
             listener.close()
@@ -478,6 +478,7 @@ class Links:
             measurement.cut()
             raise
         except PotluckError:
+            measurement.cut()
             if measurement.is_connected:  # what it sent has not been counted
                 self._budget.spend(LEAST_SECONDS, self._clock())
             raise

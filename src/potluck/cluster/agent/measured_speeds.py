@@ -302,12 +302,13 @@ class MeasuredSpeeds:
 
     async def run(self, collect: Callable[[], Awaitable[None]]) -> None:
         """Call ``collect``, which asks the workers, periodically, and keep the file up to date."""
-        next_save = self._clock()
+        saved_at = -math.inf
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
             await collect()
-            if self._has_news and self._clock() >= next_save:
-                next_save = self._clock() + _SAVE_SECONDS
+            # The clock may have been set back by years since then.
+            if self._has_news and abs(self._clock() - saved_at) >= _SAVE_SECONDS:
+                saved_at = self._clock()
                 document = self._document()
                 await asyncio.to_thread(self._write, document)
 

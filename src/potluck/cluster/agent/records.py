@@ -32,6 +32,11 @@ _PROGRESS_BYTES_PER_SECOND = 32 * 1024
 """How much of a node's link the progress of loading a model may take, for all other nodes together:
 3 % of 10 Mbit/s. With 14 nodes, the others learn of it about every second."""
 
+_MOST_RETRIES = 10
+_AGAIN_SECONDS = 5.0
+"""The most times that records are sent again to a node that does not answer, and the delay before
+each. A slow board may take a minute to start its agent."""
+
 MAX_REMOVED = 256
 """The number of removed deployments remembered; records of older ones no longer arrive."""
 
@@ -302,13 +307,40 @@ class Records:
         seconds = len(payload) * len(nodes) / _PROGRESS_BYTES_PER_SECOND
         due[record.deployment] = now + seconds
         for node in nodes:
-            self._spawn(self._tell(node, payload))
+            self._spawn(self._tell_with_retries(node, record, payload))
+
+    async def _tell_with_retries(
+        self, node: NodeId, record: DeploymentRecord, payload: bytes
+    ) -> None:
+        """Send a record to a member, and again while it does not answer, as when it is overloaded.
+
+        Stop when the member leaves, or there is a newer record.
+        """
+        for _ in range(1 + _MOST_RETRIES):
+            try:
+                await PUT.call(self._membership, node, payload)
+                return
+            except CallError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            if node not in self._membership.nodes() or self.get(record.deployment) is not record:
+                return  # a node that was lost receives it when it rejoins
 
     async def tell_newcomer(self, node: NodeId) -> None:
-        """Send a node that has joined the records that this node is responsible for."""
-        for record in list(self.registry.records.values()):
-            if self._is_responsible_for(record, node):
-                await self._tell(node, pack_record(record))
+        """Send a node that has joined the records that this node is responsible for.
+
+        Send them again while it does not answer: its agent may still be starting.
+        """
+        num_left = _MOST_RETRIES
+        for deployment in list(self.registry.records):
+            while (record := self.get(deployment)) and self._is_responsible_for(record, node):
+                try:
+                    await PUT.call(self._membership, node, pack_record(record))
+                    break
+                except CallError:
+                    if num_left == 0 or node not in self._membership.nodes():
+                        break
+                num_left -= 1
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _tell(self, node: NodeId, payload: bytes) -> None:
         with suppress(CallError):  # a node that is lost now receives it when it rejoins

@@ -18,6 +18,7 @@ import msgspec
 
 from potluck.cluster.agent.load_watch import LoadWatch
 from potluck.cluster.agent.worker_notes import WORKER_MODULE
+from potluck.cluster.background import LIMITS_HINT
 from potluck.cluster.network.edges.address import EdgeAddress
 from potluck.cluster.network.edges.listener import RoutedConnections
 from potluck.cluster.wire.worker_messages import (
@@ -192,11 +193,9 @@ class WorkerProcess:
                     descriptors=[*passed, *(() if route is None else (route.fileno(),))],
                     may_fetch=True,
                 )
-            except (OSError, RuntimeError) as error:  # there is no process, or no thread for it
-                reason = error.strerror if isinstance(error, OSError) else str(error)
+            except OSError as error:
                 raise EngineError(
-                    f"cannot start a worker: {reason}",
-                    hint="see the limits of this node's processes and memory: ulimit -u, pids.max",
+                    f"cannot start a worker: {error.strerror}", hint=LIMITS_HINT
                 ) from error
         # No await here: if it were cancelled, the process would be left behind.
         return cls(child, on_end, on_disconnected, route)

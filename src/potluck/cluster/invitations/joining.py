@@ -86,6 +86,8 @@ def _ask(invitation: Invitation, address: Address, body: bytes) -> bytes:
             raise _refusal(address, response.status, answer)
     except OSError as error:
         raise _NotReachedError(describe(error)) from error
+    except UnicodeError as error:  # a label that is empty, or longer than 63 characters
+        raise _NotReachedError("there is no host with that name") from error
     except http.client.HTTPException as error:
         raise _NotReachedError("the answer is incomplete") from error
 

@@ -1,7 +1,8 @@
-"""What a command says if the agent that it asked exits."""
+"""Tests of requests to an agent that exits, or belongs to another user."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from potluck.cluster.agent.asking import ask
-from potluck.errors import PotluckError
+from potluck.errors import PotluckError, UsageError
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def agent_that(answers: Callable[[socket.socket], None], path: Path) -> Iterator
         with connection:
             answers(connection)
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve, daemon=True)  # a failed test must not hang
     thread.start()
     with listener:
         yield
@@ -59,3 +60,13 @@ def test_an_agent_that_exits_before_it_is_asked(tmp_path: Path) -> None:
         pytest.raises(PotluckError, match="the agent exited before"),
     ):
         list(ask(path, "deploy", request))
+
+
+def test_the_agent_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(socket.socket):
+        def connect(self, address: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", Refused)
+    with pytest.raises(UsageError, match="this user may not ask the agent at"):
+        next(ask(tmp_path / "control.sock", "state", {}))

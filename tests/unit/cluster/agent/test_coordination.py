@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from support.cluster.calls import A, B, C, PlayedMembership, a_record, changed, stage_on
+from support.cluster.calls import A, B, C, PlayedMembership, a_record, changed, late, stage_on
 from support.cluster.edges import credentials
 from support.cluster.hosted_stages import stage_host
 from support.machines import hardware
@@ -27,8 +27,13 @@ from potluck.cluster.network.edges.listener import EdgeEndpoint
 from potluck.cluster.wire.calls import encode, pack_record, unpack_record
 from potluck.engines.backends import BACKENDS, cost_of
 from potluck.errors import CallError, ModelNotFoundError
-from potluck.types.cluster import DeploymentId
-from potluck.types.deployment import DeploymentRecord, DeploymentState, ModelFingerprint
+from potluck.types.cluster import DeploymentId, NodeId
+from potluck.types.deployment import (
+    DeploymentRecord,
+    DeploymentState,
+    DraftRecord,
+    ModelFingerprint,
+)
 
 
 class FakeDeployment:
@@ -328,6 +333,26 @@ def test_what_nobody_coordinates_can_be_undeployed(make_node: MakeNode) -> None:
     run_in_virtual_time(run())
 
 
+def test_undeploying_what_nobody_coordinates_removes_its_own_draft_model(
+    make_node: MakeNode,
+) -> None:
+    async def run() -> None:
+        node = make_node("a")
+        node.is_readable = False
+        drafting = msgspec.structs.replace(
+            a_record(3, C), deployment=DeploymentId("s"), model_id="small"
+        )
+        small = DraftRecord(deployment=drafting.deployment, context_tokens=64, is_own=True)
+        node.coordination.records.learn(a_record(3, C).with_status(small=small))
+        node.coordination.records.learn(drafting)
+        node.loses(C)
+        await node.coordination.undeploy("demo")
+        assert node.coordination.records.live() == ()
+        await node.end()
+
+    run_in_virtual_time(run())
+
+
 @pytest.mark.parametrize(
     ("coordinator", "others", "tells"),
     [(A, {B, C}, True), (B, {B, C}, False), (C, {B, C}, True), ("d" * 16, {B, C}, True)],
@@ -350,4 +375,56 @@ def test_a_node_that_joins_is_told_by_the_coordinator_or_in_its_stead(
         assert node.membership.called("deployment.put") == ([C] if tells else [])
         await node.end()
 
+    run_in_virtual_time(run())
+
+
+def test_a_node_that_is_still_starting_is_told_again(make_node: MakeNode) -> None:
+    def put(node: NodeId, payload: bytes) -> bytes:
+        received.append(unpack_record(payload))
+        return b""
+
+    async def run() -> None:
+        node = make_node("a")
+        node.coordination.is_draining = True  # it takes nothing over
+        node.membership.answers = {"deployment.put": late(3, put)}
+        node.coordination.records.learn(a_record(3, A))
+        node.coordination.joined(C)
+        await asyncio.sleep(0.01)
+        later = a_record(3, A).with_status(reason="changed meanwhile")
+        node.coordination.records.learn(msgspec.structs.replace(later, revision=1))
+        await asyncio.sleep(60)
+        assert [each.status.reason for each in received] == ["changed meanwhile"]
+        await node.end()
+
+    received: list[DeploymentRecord] = []
+    run_in_virtual_time(run())
+
+
+@pytest.mark.parametrize("is_superseded", [False, True])
+def test_an_overloaded_node_is_told_of_the_latest_record(
+    make_node: MakeNode, is_superseded: bool
+) -> None:
+    def put(node: NodeId, payload: bytes) -> bytes:
+        record = unpack_record(payload)
+        calls.append(record.revision)
+        if len(calls) < 4:
+            raise CallError("it did not answer")
+        return b""
+
+    async def run() -> None:
+        node = make_node("a")
+        node.coordination.is_draining = True  # it takes nothing over
+        node.membership.others = {C}
+        node.membership.answers = {"deployment.put": put}
+        node.coordination.records.publish(a_record(3, A))
+        await asyncio.sleep(6)
+        assert calls == [0, 0]
+        if is_superseded:
+            later = msgspec.structs.replace(a_record(3, A), revision=1)
+            node.coordination.records.publish(later)
+        await asyncio.sleep(60)
+        assert calls == ([0, 0, 1, 1] if is_superseded else [0, 0, 0, 0])
+        await node.end()
+
+    calls: list[int] = []
     run_in_virtual_time(run())

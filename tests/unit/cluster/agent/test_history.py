@@ -25,7 +25,7 @@ class Nodes:
     """Nodes with a history each; ``C`` knows no method at all, as an older version."""
 
     def __init__(self) -> None:
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
         self.network = MethodNetwork({C: MethodTable()})
 
     def history(self, node: NodeId) -> History:
@@ -34,7 +34,7 @@ class Nodes:
         history.register(table)
         return history
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self.tasks.append(task)
         return task

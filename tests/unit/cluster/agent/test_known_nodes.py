@@ -7,8 +7,9 @@ import io
 import logging
 from typing import cast
 
-from support.cluster.calls import A, B, C, PlayedMembership
+from support.cluster.calls import A, B, C, PlayedMembership, late
 from support.cluster.node_reports import node_report
+from support.virtual_time.run import run_in_virtual_time
 
 from potluck.cluster.agent.known_nodes import KnownNodes, NamesInLog
 from potluck.cluster.network.membership import Membership, parse_address
@@ -44,6 +45,21 @@ def test_names_and_addresses_of_nodes_that_joined() -> None:
         assert known.addresses() == (parse_address("10.0.0.9:7333"),)
 
     asyncio.run(body())
+
+
+def test_a_node_that_answers_late_is_known_by_its_name() -> None:
+    def report(node: NodeId, _: bytes) -> bytes:
+        return encode(node_report(node, name="attic", address="10.0.0.2:7333"))
+
+    async def body() -> None:
+        played = PlayedMembership(others={B}, answers={"node.report": late(2, report)})
+        async with asyncio.TaskGroup() as tasks:
+            known = KnownNodes(cast(Membership, played), spawn=tasks.create_task)
+            known.joined(B)
+        assert known.names.of(B) == "attic"
+        assert known.addresses() == (parse_address("10.0.0.2:7333"),)
+
+    run_in_virtual_time(body())
 
 
 def test_a_log_calls_nodes_by_their_names() -> None:

@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.cluster.calls import MethodNetwork
@@ -338,6 +340,46 @@ def test_a_node_that_could_be_connected_to_is_tried_again_on_request() -> None:
             assert await check() == one.unreachable() == (node_id(2),)
             network.tables[node_id(2)] = MethodTable()
             assert await check() == (node_id(2),)  # nothing new is known
+
+    asyncio.run(run())
+
+
+def test_checks_take_no_threads_from_the_rest_of_the_agent() -> None:
+    class NoThreads(ThreadPoolExecutor):
+        def submit(self, *given: Any) -> Any:  # type: ignore[override]
+            raise AssertionError("waits for an address that may not answer")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(NoThreads())
+        network = MethodNetwork()
+        async with links_of(network, 1), links_of(network, 2):
+            request = CheckLinks(nodes=(node_id(2),))
+            answer = await network.member(node_id(1)).call(
+                node_id(1), "link.check", encode(request), timeout_seconds=9
+            )
+            assert decode(answer, Unreachable) == Unreachable(nodes=())
+
+    asyncio.run(run())
+
+
+def test_a_node_without_threads_stops_listening_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        network = MethodNetwork()
+        async with links_of(network, 1) as links:
+            before = num_descriptors()
+            with monkeypatch.context() as limited:
+                limited.setattr(threading.Thread, "start", refused)
+                request = encode(ListenForLink(number=1, budget_seconds=1.0))
+                member = network.member(node_id(2))
+                for _ in range(3):
+                    await member.call(node_id(1), "link.listen", request, timeout_seconds=9)
+                    await until(lambda: not links._measurements)
+            assert num_descriptors() == before
 
     asyncio.run(run())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -177,25 +178,39 @@ def test_a_worker_that_says_nonsense_costs_one_line(
     assert known.of("") == known.of("other") == {}
 
 
-def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measured_speeds, "COLLECT_SECONDS", 0.01)
-    clock, hosted = ManualClock(1_800_000_000.0), stage()
-    known = speeds(tmp_path, clock)
-    num_calls = 0
+def collect(known: MeasuredSpeeds, clock: ManualClock, passing: Sequence[float]) -> None:
+    """Let ``known`` collect so often, with as many seconds passing before each answer."""
+    hosted, left = stage(), list(passing)
 
-    async def collect() -> None:
-        nonlocal num_calls
-        num_calls += 1
-        clock.now += 10
+    async def answer() -> None:
+        clock.now += left.pop(0) if left else 10
         known.record(hosted, says(TIME))
 
     async def run() -> None:
-        running = asyncio.ensure_future(known.run(collect))
-        await reach(lambda: num_calls == 5, what="it collects five times")
+        running = asyncio.ensure_future(known.run(answer))
+        await reach(lambda: not left, what="it has collected so often")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     run_in_virtual_time(run())
+
+
+def test_workers_are_asked_again_and_again_and_the_file_is_written_while_they_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_speeds, "COLLECT_SECONDS", 0.01)
+    clock = ManualClock(1_800_000_000.0)
+    collect(speeds(tmp_path, clock), clock, [10] * 5)
     assert speeds(tmp_path, clock).of("shape")
+
+
+def test_the_file_is_written_again_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_speeds, "COLLECT_SECONDS", 0.01)
+    clock = ManualClock(1_800_000_000.0)
+    known = speeds(tmp_path, clock)
+    written: list[float] = []
+    monkeypatch.setattr(known, "_write", lambda document: written.append(clock.now))
+    collect(known, clock, [10, 10, -1e9, 10, 10])
+    assert written == [1_800_000_010.0, 800_000_020.0]

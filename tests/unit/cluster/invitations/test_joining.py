@@ -132,6 +132,13 @@ def test_nobody_there_names_each_address() -> None:
         join(invitation, host_name="a", names=[])
 
 
+def test_a_name_that_no_host_can_have() -> None:
+    addresses = (Address(host="attic..local", port=7333),)
+    invitation = Invitation(addresses=addresses, token=generate_token(), key_sha256=bytes(32))
+    with pytest.raises(JoinError, match=r"attic\.\.local:7333: there is no host with that name"):
+        join(invitation, host_name="box", names=())
+
+
 @pytest.mark.slow
 def test_a_newcomer_of_another_wire_version_is_refused_and_uses_nothing(
     inviting: Inviting,

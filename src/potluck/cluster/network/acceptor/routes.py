@@ -165,11 +165,11 @@ def _read_message(reader: _Reader) -> ClientHello:
 def _name(body: _Reader) -> str:
     names = body.vector(2)
     while not names.is_at_end:
-        kind, name = names.number(1), names.vector(2).rest()
+        kind, name = names.number(1), names.vector(2).rest().decode("latin-1")
         if kind == _HOST_NAME:
-            if not name.isascii():
+            if not name.isascii() or not name.isprintable():
                 raise ValueError("it asks for an invalid server name")
-            return name.decode("ascii").lower()
+            return name.lower()
     return ""
 
 

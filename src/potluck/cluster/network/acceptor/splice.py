@@ -6,6 +6,7 @@ so that a peer that does not read slows down nobody else.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -136,7 +137,8 @@ class Splice:
         self._watch(selector, {})
         for side in (self._member, self._inner or self._raw):
             if is_broken:
-                side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                with contextlib.suppress(OSError):  # closed by ``ssl``: it was reset
+                    side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             side.close()
 
     def _watch(self, selector: selectors.BaseSelector, wanted: dict[socket.socket, int]) -> None:

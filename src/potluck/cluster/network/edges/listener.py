@@ -288,5 +288,9 @@ class EdgeEndpoint:
         """
         if self.open_route is None:
             return EdgeListener.at(self.listen_host, self.credentials)
-        routed = self.open_route()
-        return EdgeListener(routed, routed.address, self.credentials)
+        with contextlib.ExitStack() as unless_listening:
+            routed = self.open_route()
+            unless_listening.callback(routed.close)
+            listener = EdgeListener(routed, routed.address, self.credentials)
+            unless_listening.pop_all()
+        return listener

@@ -58,6 +58,7 @@ def parse_address(text: str, *, name: str = "address", default_port: int | None 
         and not any(character in "/#?;, \t" for character in host)
         and port.isascii()
         and port.isdigit()
+        and len(port) <= len(str(_MAX_PORT))
         and int(port) <= _MAX_PORT
     )
     if not is_sound:

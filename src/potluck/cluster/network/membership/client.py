@@ -251,5 +251,5 @@ class CallClient:
 def _decode(reply: bytes, node_id: NodeId) -> messages.ReplyHeader:
     try:
         return messages.decode_reply(reply)
-    except ValueError as error:  # DecodeError, or text that is not UTF-8
+    except messages.MALFORMED as error:
         raise CallError(f"node {node_id} sent a malformed answer: {error}") from error

@@ -58,7 +58,10 @@ def unreachable(address: Address) -> str:
 
 
 def _connect(address: Address) -> socket.socket:
-    return socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+    try:
+        return socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
+    except UnicodeError as error:  # a label that is empty, or longer than 63 characters
+        raise socket.gaierror(str(error)) from error
 
 
 def _words(error: OSError) -> str:

@@ -124,6 +124,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 ReplyHeader = Part | End | Failure
 
+MALFORMED = (ValueError, RecursionError)
+"""The errors of decoding: no msgpack, text that is not UTF-8, another type, nested too deeply."""
+
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(CallHeader).decode
 decode_cancel = msgspec.msgpack.Decoder(Cancel).decode

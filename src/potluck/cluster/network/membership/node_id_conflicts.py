@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from potluck.cluster.network.membership.client import CallClient
-from potluck.cluster.network.membership.messages import NodeSession, SessionId
+from potluck.cluster.network.membership.messages import MALFORMED, NodeSession, SessionId
 from potluck.cluster.network.membership.server import MethodTable
 from potluck.errors import CallError, NodeIdInUseError
 from potluck.types.cluster import NodeId
@@ -111,7 +111,7 @@ class NodeIdConflicts:
         """Answer another run of this id, which may leave before it is asked in turn."""
         try:
             other = msgspec.msgpack.decode(payload, type=_Run)
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise CallError(f"this is not a run of an agent: {error}") from error
         if self._stays(other.session_id, other):
             self._warn_of(other.session_id, other)
@@ -165,7 +165,7 @@ class NodeIdConflicts:
                 timeout_seconds=seconds,
             )
             return msgspec.msgpack.decode(answer, type=_Run)
-        except (CallError, msgspec.DecodeError) as error:
+        except (CallError, *MALFORMED) as error:
             _log.debug("another session of this node's id: %s", error)
             return None
 

@@ -73,7 +73,8 @@ class Outboxes:
         """Run ``work`` after everything submitted for ``peer`` before.
 
         ``is_last`` is for the message that ends a call, which is accepted beyond the bounds. Raises
-        ``CallError`` if too much is waiting for this peer, and after ``close``.
+        ``CallError`` if too much is waiting for this peer, if this process can start no thread for
+        it, and after ``close``.
         """
         future: Future[_T] = Future()
         job = _job(work, future, num_bytes)
@@ -82,12 +83,7 @@ class Outboxes:
                 raise left_error()
             outbox = self._outboxes.get(peer)
             if outbox is None:
-                outbox = self._outboxes[peer] = _Outbox()
-                # A daemon thread: exit must not wait for a peer that does not read.
-                outbox.thread = threading.Thread(
-                    target=self._serve, args=(peer, outbox), name=self._name, daemon=True
-                )
-                outbox.thread.start()
+                outbox = self._start(peer)
             is_full = (
                 outbox.num_waiting >= MAX_WAITING_SENDS
                 or outbox.num_bytes + num_bytes > MAX_WAITING_BYTES
@@ -117,6 +113,20 @@ class Outboxes:
                     if job is not None:
                         job.refuse()
             outbox.jobs.put(None)  # stops its thread
+
+    def _start(self, peer: str) -> _Outbox:
+        """Start the outbox of a peer, and keep it if that succeeds."""
+        outbox = _Outbox()
+        # A daemon thread: exit must not wait for a peer that does not read.
+        outbox.thread = threading.Thread(
+            target=self._serve, args=(peer, outbox), name=self._name, daemon=True
+        )
+        try:
+            outbox.thread.start()
+        except RuntimeError as error:
+            raise CallError(f"cannot send a message: {error}") from error
+        self._outboxes[peer] = outbox
+        return outbox
 
     def _serve(self, peer: str, outbox: _Outbox) -> None:
         while True:

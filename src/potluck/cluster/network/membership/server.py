@@ -161,7 +161,7 @@ class CallServer:
             return
         try:
             header = messages.decode_call(_bytes(query.attachment))
-        except ValueError as error:  # DecodeError, or text that is not UTF-8
+        except messages.MALFORMED as error:
             _log.warning("ignored a malformed call: %s", error)
             _Replies(self._session, _UNKNOWN, query).drop()
             return
@@ -186,7 +186,7 @@ class CallServer:
         """Cancel the handler of a call."""
         try:
             cancel = messages.decode_cancel(message)
-        except ValueError as error:  # DecodeError, or text that is not UTF-8
+        except messages.MALFORMED as error:
             _log.warning("ignored a malformed cancellation: %s", error)
             return
         if (task := self._running.get((cancel.session_id, cancel.call_id))) is not None:

@@ -6,11 +6,14 @@ import contextlib
 import logging
 import os
 import select
+import selectors
 import socket
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from support.cluster.acceptors import Door, an_acceptor
@@ -19,6 +22,7 @@ from support.cluster.imposters import expired, forged
 from support.processes.waiting import done_within
 
 from potluck.cluster.network.acceptor.arrivals import Arrivals
+from potluck.cluster.network.acceptor.splice import Splice
 from potluck.cluster.network.trust.credentials import Credentials
 
 MIB = 1 << 20
@@ -145,3 +149,27 @@ def test_strangers_that_wait_are_closed_oldest_first_and_members_get_in(
         with pytest.raises(TimeoutError):
             strangers[-1].recv(1)
     assert len(caplog.records) == 20  # the others are counted in one line later
+
+
+def test_a_connection_that_zenoh_resets_at_once_is_closed() -> None:
+    def reset(raw: socket.socket, **given: bool) -> ssl.SSLSocket:
+        os.close(raw.detach())  # as ``ssl`` does if the connection was reset in the meantime
+        raise ConnectionResetError
+
+    member, other = socket.socketpair()
+    with other, socket.create_server(("127.0.0.1", 0)) as zenoh:
+        splice = Splice(
+            cast(ssl.SSLSocket, member),
+            SENDER,
+            "127.0.0.1",
+            zenoh.getsockname(),
+            cast(ssl.SSLContext, SimpleNamespace(wrap_socket=reset)),
+        )
+        with selectors.DefaultSelector() as selector:
+            splice.start(selector)
+            assert selector.select(10)
+            with pytest.raises(ConnectionResetError):
+                splice.advance(selector)
+            splice.close(selector, is_broken=True)
+            assert not selector.get_map()
+        assert other.recv(1) == b""

@@ -116,6 +116,7 @@ def test_of_every_beginning_more_is_wanted_and_never_too_much(size: int) -> None
         in_records(b"\x01\x00\x00\x03\x03\x03\x00", 100),
         in_records(message_of(extension(0, b"\x00\x05\x00\x00\x09abc")), 1000),
         in_records(message_of(extension(0, b"\x00\x04\x00\x00\x01\xff")), 1000),
+        in_records(message_of(extension(0, b"\x00\x0d\x00\x00\x0a\x1bc.potluck")), 1000),
     ],
 )
 def test_what_is_no_hello_is_said_to_be_none(data: bytes) -> None:

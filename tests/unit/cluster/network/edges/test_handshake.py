@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import re
 import socket
 import ssl
@@ -40,7 +42,8 @@ from potluck.cluster.network.edges.frames import (
     encode_hello,
     encode_refusal,
 )
-from potluck.cluster.network.edges.listener import EdgeListener
+from potluck.cluster.network.edges.listener import EdgeEndpoint, EdgeListener, RoutedConnections
+from potluck.cluster.network.trust.connection_sources import connection_channel
 from potluck.cluster.network.trust.credentials import Credentials
 from potluck.errors import EdgeClosedError, EdgeError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
@@ -442,3 +445,24 @@ def test_if_one_does_not_come_nobody_is_let_in() -> None:
             accepting.result()
         assert outgoing._connection.recv(1) == b""
         outgoing.close()
+
+
+def test_without_descriptors_left_no_route_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def exhausted(*given: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def open_route() -> RoutedConnections:
+        channel, sending = connection_channel()
+        sending.close()
+        address = EdgeAddress(host="127.0.0.1", port=1, name="a.stage.potluck")
+        return RoutedConnections(channel, lambda: address, lambda: ended.append("a"))
+
+    endpoint = EdgeEndpoint(
+        credentials=credentials(RECEIVER), listen_host="127.0.0.1", open_route=open_route
+    )
+    monkeypatch.setattr(os, "eventfd", exhausted)
+    with pytest.raises(OSError, match="Too many open files"):
+        endpoint.listen()
+    assert ended == ["a"]

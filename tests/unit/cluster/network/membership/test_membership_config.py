@@ -8,7 +8,7 @@ import pytest
 
 from potluck.cluster.network.membership import Address, MembershipConfig, PemPaths, parse_address
 from potluck.cluster.network.membership.config import zenoh_json
-from potluck.cluster.network.membership.diagnosis import hint_for
+from potluck.cluster.network.membership.diagnosis import explain, hint_for, unreachable
 from potluck.cluster.network.membership.messages import (
     KeySpace,
     NodeSession,
@@ -63,6 +63,7 @@ def test_addresses_are_read_and_written(text: str, host: str, port: int) -> None
         "tcp/host:1",
         "host#iface=x:1",
         "host:１",
+        pytest.param("host:" + "1" * 5000, id="more digits than Python reads"),
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
@@ -103,6 +104,12 @@ def test_what_is_no_address_is_refused_with_a_default_port_too(text: str) -> Non
 )
 def test_the_hint_suits_what_was_found_at_the_addresses(reasons: list[str], hint: str) -> None:
     assert hint in hint_for(reasons)
+
+
+@pytest.mark.parametrize("host", ["attic..local", "a" * 64 + ".local"])
+def test_a_name_that_no_host_can_have_is_explained(host: str) -> None:
+    address = Address(host=host, port=7333)
+    assert explain(address, None) == unreachable(address) == "there is no host with that name"
 
 
 @pytest.mark.parametrize(

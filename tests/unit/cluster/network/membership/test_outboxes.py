@@ -56,6 +56,19 @@ def test_beyond_a_bound_only_what_ends_a_call_is_taken(
     assert made.submit("slow", int, num_bytes=100).result(20) == 0, "the bytes were not given back"
 
 
+def test_a_peer_is_sent_to_again_once_threads_can_be_started(
+    made: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refused)
+        with pytest.raises(CallError, match="cannot send a message: can't start new thread"):
+            made.submit("peer", int)
+    assert made.submit("peer", int).result(20) == 0
+
+
 def test_failures_reach_who_waits_and_the_lane_goes_on(made: Outboxes) -> None:
     with pytest.raises(ZeroDivisionError):
         made.submit("peer", lambda: 1 // 0).result(20)
