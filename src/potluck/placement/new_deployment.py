@@ -15,6 +15,7 @@ from potluck.errors import ParameterError
 from potluck.models.names import FileKind
 from potluck.models.states import num_states_of
 from potluck.placement.layout import check_layout
+from potluck.placement.planned import size_of
 from potluck.scheduling.limits import DEFAULT_CONTEXT_TOKENS
 from potluck.types.arithmetic import Arithmetic
 from potluck.types.choices import OFF, ArithmeticChoice, Objective, Quantization
@@ -79,7 +80,8 @@ def new_record(
 ) -> DeploymentRecord:
     """Return the record of a deployment that has no plan yet.
 
-    Raise ``ParameterError`` for an invalid name, context, cache, number of states, group or layout.
+    Raise ``ParameterError`` for an invalid name, context, cache, number of states, group or layout,
+    and for steps that would be too large for one frame.
     """
     _require_name(model_id)
     most = description.config.max_context_tokens
@@ -122,7 +124,7 @@ def new_record(
         quantization=request.quantization or Quantization.NONE,
         arithmetic=Arithmetic.EXACT if request.arithmetic is ArithmeticChoice.EXACT else None,
     )
-    return DeploymentRecord(
+    record = DeploymentRecord(
         deployment=DeploymentId(secrets.token_hex(4)),
         epoch=Epoch(number=0, coordinator=coordinator),
         revision=0,
@@ -139,6 +141,8 @@ def new_record(
             plan=plan,
         ),
     )
+    size_of(description.config, record)  # refused before a draft model is deployed for it
+    return record
 
 
 def _require_name(name: str) -> None:

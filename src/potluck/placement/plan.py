@@ -13,6 +13,7 @@ from potluck.placement.costs import Counting
 from potluck.placement.offering import Sifted, sifted, usable_units
 from potluck.placement.planned import PlannedModel, planned_stages
 from potluck.placement.snapshot import ClusterSnapshot
+from potluck.placement.speed import multiply_adds
 from potluck.types.arithmetic import FASTEST_FIRST, Arithmetic
 from potluck.types.node import NodeReport, UnitReport
 from potluck.types.placement import Rejection
@@ -138,9 +139,9 @@ def _measured(report: NodeReport, unit: UnitReport, arithmetic: Arithmetic) -> f
     for trial in report.hardware.trials:
         if trial.unit_id != unit.unit_id or trial.variants[-1:] != (arithmetic.isa,):
             continue
-        fast = trial.figures.fast_bf16_operations_per_second.value
-        exact = trial.figures.f16_operations_per_second.value
-        return None if fast is None or exact is None else fast / exact
+        fast = multiply_adds(trial.figures.fast_bf16_operations_per_second)
+        exact = multiply_adds(trial.figures.f16_operations_per_second)
+        return None if fast is None or exact is None else fast.value / exact.value
     return None
 
 

@@ -10,6 +10,7 @@ the model fits without it. Otherwise the embedding alone or the head alone may b
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -75,6 +76,11 @@ def _place(offers: Sequence[UnitOffer], cost: ModelCost, *, needs_layer: bool) -
             rejections.append(Rejection.of(offer, reason))
         else:
             candidates.append(offer)
+    # Without this limit, hundreds of units would take hours to arrange.
+    most_stages = len(cost.layer_bytes) + (0 if needs_layer else 2)
+    reason = "its share of the memory is less than one layer"
+    rejections += [Rejection.of(offer, reason) for offer in reversed(candidates[most_stages:])]
+    del candidates[most_stages:]
     while candidates:
         arrangement = _best_arrangement(candidates, cost, needs_layer=needs_layer)
         idle = [] if arrangement is None else arrangement.idle(needs_layer=needs_layer)
@@ -233,7 +239,9 @@ def _proportional_bounds(rooms: Sequence[int], layer_bytes: Sequence[int]) -> li
     start = 0
     for room_so_far in accumulate(rooms):
         wanted = sizes[-1] * room_so_far / total_room
-        end = min(range(start, len(sizes)), key=lambda layer: (abs(sizes[layer] - wanted), layer))
+        above = bisect_left(sizes, wanted, lo=start)
+        near = [max(start, above - 1), min(above, len(layer_bytes))]
+        end = min(near, key=lambda layer: (abs(sizes[layer] - wanted), layer))
         if sizes[end] - sizes[start] > rooms[len(bounds)]:
             return None
         bounds.append(end)

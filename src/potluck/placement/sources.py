@@ -15,6 +15,7 @@ never form a cycle.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -271,7 +272,8 @@ def _cut(several: Sequence[ChunkRuns]) -> Iterator[tuple[int, int]]:
 
 
 def _has(runs: ChunkRuns, chunk: int) -> bool:
-    return any(first <= chunk < end for first, end in runs)
+    index = bisect_left(runs, (chunk + 1,))  # of the first run that begins after it
+    return index > 0 and chunk < runs[index - 1][1]
 
 
 def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:

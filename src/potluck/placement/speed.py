@@ -238,8 +238,8 @@ def unit_speed(
     decode = _plausible(rates.decode_tokens_per_second, _RATES)
     prefill = _plausible(rates.prefill_tokens_per_second, _RATES)
     read = _plausible(figures.read_bytes_per_second, _READ_BYTES)
-    int8 = _operations(figures.int8_operations_per_second)
-    floats = _operations(figures.f32_operations_per_second)
+    int8 = multiply_adds(figures.int8_operations_per_second)
+    floats = multiply_adds(figures.f32_operations_per_second)
     layer = _layer_seconds(decode, read, is_shared=is_shared)
     small = _read(decode, read, layer)
     large = small
@@ -250,7 +250,7 @@ def unit_speed(
     has_int8 = int8 is None or floats is None or int8.value > _INT8_TIMES * floats.value
     if floats is None:
         floats = Estimate(value=chunk.value / _FLOATS_SLOWER, basis=chunk.basis)
-    fast = _operations(figures.fast_bf16_operations_per_second)
+    fast = multiply_adds(figures.fast_bf16_operations_per_second)
     return UnitSpeed(
         read=small,
         read_large=large,
@@ -382,8 +382,8 @@ def _plausible(figure: Figure, bounds: tuple[float, float]) -> Estimate | None:
     return Estimate(value=float(value), basis=Basis.MEASURED if is_measured else Basis.TABLE)
 
 
-def _operations(figure: Figure) -> Estimate | None:
-    """Return multiply-adds per second, which are half the operations."""
+def multiply_adds(figure: Figure) -> Estimate | None:
+    """Return multiply-adds per second, half the operations, if the reported figure is plausible."""
     found = _plausible(figure, _OPERATIONS)
     return None if found is None else Estimate(value=found.value / 2, basis=found.basis)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -44,6 +45,7 @@ def node(
     best: Arithmetic | None,
     *,
     gain: float | None = None,
+    exact: float = 1e11,
     role: Role = Role.SERVES,
 ) -> NodeReport:
     """A node whose CPU's best arithmetic is ``best``; None: a device of another backend."""
@@ -51,7 +53,7 @@ def node(
     figures = Figures()
     if gain is not None:
         figures = Figures(
-            f16_operations_per_second=measured(1e11),
+            f16_operations_per_second=measured(exact),
             fast_bf16_operations_per_second=measured(gain * 1e11),
         )
     variants = () if best is None else ISAS[best]
@@ -131,6 +133,14 @@ def test_exact_is_for_every_unit_and_says_what_fast_would_gain() -> None:
         (
             [node("a", AMX, gain=9.0), node("b", PAIRS), node("c", PAIRS, role=Role.OUT)],
             "products of bf16 faster (not measured) on all 2 CPUs",
+        ),
+        (
+            [
+                node("a", PAIRS, gain=2.0, exact=0.0),
+                node("b", PAIRS, gain=math.nan),
+                node("c", PAIRS, gain=1.5),
+            ],
+            "products of bf16 1.5 times as fast (measured with bf16) on all 3 CPUs",
         ),
     ],
 )

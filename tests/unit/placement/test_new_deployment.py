@@ -60,6 +60,11 @@ def test_names_that_would_be_misread_are_refused_and_shown_escaped(name: str) ->
     assert "--name" in raised.value.hint
 
 
+def test_a_cache_that_is_too_large_for_a_frame_is_refused_before_anything_is_deployed() -> None:
+    with pytest.raises(ParameterError, match="cache"):
+        record(DEMO, cache_tokens=2**40)
+
+
 @pytest.mark.parametrize("name", ["demo", "org/Model-7B:Q4.gguf", "modèle 7", "模型", ".hidden"])
 def test_names_of_models_are_accepted(name: str) -> None:
     assert record(name=name).model_id == name

@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.errors import InsufficientMemoryError
+from potluck.placement import proportional
 from potluck.placement.proportional import place
 from potluck.types.cluster import NodeId, UnitId
 from potluck.types.placement import ModelCost, Plan, UnitOffer
@@ -82,6 +84,21 @@ def test_a_unit_whose_share_is_less_than_a_layer_gets_nothing() -> None:
     plan = place([offer("huge", 10**9), offer("board", 200)], cost())
     assert layers(plan) == {"huge": 12}
     assert plan.rejections[0].reason == "its share of the memory is less than one layer"
+
+
+def test_hundreds_of_units_are_not_all_arranged(monkeypatch: pytest.MonkeyPatch) -> None:
+    arranged: list[int] = []
+    orders = proportional._orders
+
+    def counted(candidates: Sequence[UnitOffer]) -> Iterator[tuple[UnitOffer, ...]]:
+        arranged.append(len(candidates))
+        return orders(candidates[:12])
+
+    monkeypatch.setattr(proportional, "_orders", counted)
+    plan = place([offer(f"node{index:03}", 10_000 + index) for index in range(400)], cost())
+    assert arranged == [12]
+    assert set(layers(plan)) == {f"node{index}" for index in range(388, 400)}
+    assert len(plan.rejections) == 388
 
 
 def test_a_unit_that_is_too_small_for_an_end_does_not_spoil_the_plan() -> None:

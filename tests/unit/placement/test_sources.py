@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -32,6 +33,21 @@ def holding(node: NodeId, *runs: tuple[int, int], hub: bool = False) -> Holdings
 
 def link(bytes_per_second: float) -> Link:
     return Link(latency_seconds=1e-4, bytes_per_second=bytes_per_second, basis=Basis.MEASURED)
+
+
+def test_sources_of_files_in_many_pieces_are_found_soon() -> None:
+    """Agents find them in their event loops."""
+    num_chunks = 8000
+    contents = {SHA: FileContent(sha256=SHA, num_bytes=num_chunks * CHUNK_BYTES)}
+    holders = [
+        holding(node, *((chunk, chunk + 1) for chunk in range(index, num_chunks, 2)))
+        for index, node in enumerate((A, B))
+    ]
+    started = time.thread_time()
+    plan = assign_sources(contents, {A: {SHA: ((0, num_chunks),)}}, holders, SAME, is_on_hub=False)
+    assert time.thread_time() - started < 1  # 0.1 s; if all pieces are looked through 4 s
+    assert len(plan.of(A)) == num_chunks
+    assert not plan.missing
 
 
 def test_the_own_disk_then_a_peer_then_the_hub() -> None:

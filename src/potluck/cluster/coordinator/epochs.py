@@ -216,8 +216,8 @@ class Epochs:
                 if self._first is not None and not self._first.done():
                     self._first.set_exception(self._ends.with_outages(error))
             case actions.Vacated(nodes=nodes):
-                for node in nodes:
-                    self._leaving.setdefault(node, asyncio.Event()).set()
+                for node in nodes & self._leaving.keys():
+                    self._leaving.pop(node).set()
             case actions.UsePlan():
                 self._take_plan()
             case actions.MoveOver(reason=reason):
@@ -231,8 +231,9 @@ class Epochs:
             self.attempts.adopt(planned)
 
     def _move_over(self, failure: str) -> None:
-        if failure and self._published.record.epoch == self.served.record.epoch:
-            # from now on, report the plan that stays, not the abandoned one
+        is_lost = self._state.serving is None
+        if failure and is_lost and self._published.record.epoch == self.served.record.epoch:
+            # from now on, report the plan that was lost, not the abandoned one
             self.attempts.attempt = self.served
         self._rebalancing.move_over(failure)
 

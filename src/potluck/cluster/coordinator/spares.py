@@ -74,8 +74,11 @@ def missing_spares(
             if node_id is None:
                 continue
             for memory in (each.memory, each.mapped):
-                if memory is not None and memory.host_bytes <= room[node_id]:
-                    left[node_id, each.stage.stage.unit_id] -= memory.host_bytes
+                if memory is None:
+                    continue
+                num_bytes = memory.device_bytes if memory.is_on_device else memory.host_bytes
+                if num_bytes <= room[node_id]:
+                    left[node_id, each.stage.stage.unit_id] -= num_bytes
                     holders[index].add(node_id)
                     found.append(SpareStage(index=index, node_id=node_id, memory=memory))
                     break

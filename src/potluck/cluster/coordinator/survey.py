@@ -167,16 +167,16 @@ async def ask_report(membership: Membership, node: NodeId) -> NodeReport:
 async def _ask_survey(membership: Membership, request: SurveyNode, node: NodeId) -> NodeSurvey:
     """Return the survey of a node. Raises as ``ask_report``."""
     survey = await SURVEY.call(membership, node, request)
-    _sound(survey.report, node)
-    return survey
+    return msgspec.structs.replace(survey, report=_sound(survey.report, node))
 
 
 def _sound(report: NodeReport, node: NodeId) -> NodeReport:
+    """Return a report that is not malformed, with a name that is safe for a terminal."""
     if report.node_id != node:
         raise CallError(f"it reports a wrong node id: {report.node_id}", hint=SAME_VERSION)
     if len({unit.unit_id for unit in report.units}) < len(report.units):
         raise CallError("it reports one unit twice", hint=SAME_VERSION)
-    return report
+    return msgspec.structs.replace(report, name="".join(filter(str.isprintable, report.name)))
 
 
 async def gather_reports(membership: Membership) -> tuple[list[NodeReport], list[Rejection]]:

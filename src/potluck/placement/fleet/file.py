@@ -93,7 +93,7 @@ def _document(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path}: {error.strerror or error}", hint="--fleet needs a TOML file"
         ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # includes TOMLDecodeError and invalid UTF-8
         raise UsageError(f"{path}: {error}", hint="a fleet is described in TOML") from error
 
 
@@ -237,11 +237,6 @@ def _read_probe_file(path: Path, where: str) -> Probed:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_PROBE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(
-            f"{where}: probe: {path}: {error.strerror or error}", hint=_HINT
-        ) from error
-    try:
         if len(data) > _MAX_PROBE_BYTES:
             raise ValueError(f"the file is larger than {_MAX_PROBE_BYTES} bytes")
         kind = msgspec.json.decode(data, type=_Units)
@@ -249,7 +244,11 @@ def _read_probe_file(path: Path, where: str) -> Probed:
             raise ValueError(f"its schema is {kind.schema}, not {_SCHEMA}")
         read = Probed(report=msgspec.json.decode(data, type=ProbeReport), units=kind.units)
         _require_consistent(read)
-    except ValueError as error:  # includes DecodeError and invalid UTF-8
+    except OSError as error:
+        raise UsageError(
+            f"{where}: probe: {path}: {error.strerror or error}", hint=_HINT
+        ) from error
+    except (ValueError, RecursionError) as error:  # includes DecodeError and invalid UTF-8
         raise UsageError(f"{where}: probe: {path}: {error}", hint=_HINT) from error
     return read
 

@@ -54,7 +54,7 @@ from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
 
 
-def a_planned_stage() -> SimpleNamespace:
+def a_planned_stage(node_id: NodeId) -> SimpleNamespace:
     size = SimpleNamespace(
         context_tokens=64,
         num_blocks=16,
@@ -63,7 +63,8 @@ def a_planned_stage() -> SimpleNamespace:
         is_mapped=False,
     )
     plan = SimpleNamespace(shard=Shard.whole(4), size=size, memory=a_plan())
-    return SimpleNamespace(node_id=B, unit_id=UnitId("cpu/native"), plan=plan)
+    unit_id = UnitId("cpu/native")
+    return SimpleNamespace(node_id=node_id, unit_id=unit_id, unit=(node_id, unit_id), plan=plan)
 
 
 class Cluster:
@@ -88,6 +89,7 @@ class Cluster:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.num_loading = 0
+        self.node_id = B
         self.left_out: list[dict[NodeUnitId, str]] = []
         self.from_scratch: list[bool] = []
         monkeypatch.setattr(attempt, "plan_model", self._plan)
@@ -144,11 +146,14 @@ class Cluster:
         await asyncio.sleep(0)
         if self.failures and not self.claimed_failures:
             raise self.failures.pop(0)
+        return self._planned(record.status.plan.arithmetic or Arithmetic.AVX512_BF16)
+
+    def _planned(self, arithmetic: Arithmetic) -> PlannedModel:
         return PlannedModel(
             quantization=Quantization.NONE,
-            arithmetic=record.status.plan.arithmetic or Arithmetic.AVX512_BF16,
+            arithmetic=arithmetic,
             arithmetic_note="",
-            stages=cast(Any, (a_planned_stage(),)),
+            stages=cast(Any, (a_planned_stage(self.node_id),)),
             rejections=(),
         )
 
@@ -182,6 +187,13 @@ class Cluster:
 
     async def loading(self) -> None:
         await reach(lambda: self.num_loading, what="stages are loaded")
+
+    def plan_on(self, node_id: NodeId, monkeypatch: pytest.MonkeyPatch) -> PlannedModel:
+        """Let plans from now on have one stage on a node, and return such a plan."""
+        self.node_id = node_id
+        plan = PlanRecord(stages=(stage_on(node_id),))
+        monkeypatch.setattr(attempt, "plan_record", lambda _: plan)
+        return self._planned(Arithmetic.EXACT)
 
 
 def _ignore() -> None:
@@ -958,6 +970,52 @@ def test_a_lost_epoch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
         )
         await cluster.deployment.close()
         assert await errors_of(asking) == [MovedError]
+
+    run_in_virtual_time(run())
+
+
+def test_a_move_that_is_refused_does_not_disturb_a_node_that_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        better = cluster.plan_on(A, monkeypatch)
+        cluster.may_load.clear()
+        leaving = asyncio.create_task(cluster.deployment.continue_without(B))
+        await cluster.loading()
+        cluster.deployment.begin_move(better, "moving")
+        cluster.may_load.set()
+        await asyncio.wait_for(leaving, 1)
+        await cluster.reach(DeploymentState.READY, epoch=2)
+        assert [stage.node_id for stage in cluster.deployment.record.stages] == [A]
+        await cluster.deployment.close()
+
+    run_in_virtual_time(run())
+
+
+def test_a_node_that_has_returned_waits_again_when_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        cluster = Cluster(monkeypatch)
+        await cluster.deployment.start()
+        for leaving, other in ((B, A), (A, B)):
+            cluster.plan_on(other, monkeypatch)
+            await cluster.deployment.continue_without(leaving)
+            cluster.deployment.node_left(leaving)
+            cluster.deployment.node_joined(leaving)
+        await cluster.reach(DeploymentState.READY, epoch=3)
+        cluster.plan_on(A, monkeypatch)
+        cluster.may_load.clear()
+        again = asyncio.create_task(cluster.deployment.continue_without(B))
+        await cluster.loading()
+        await asyncio.sleep(1)
+        assert not again.done()
+        cluster.may_load.set()
+        await asyncio.wait_for(again, 1)
+        assert [stage.node_id for stage in cluster.deployment.record.stages] == [A]
+        await cluster.deployment.close()
 
     run_in_virtual_time(run())
 

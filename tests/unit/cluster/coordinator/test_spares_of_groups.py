@@ -1,4 +1,4 @@
-"""Spares of the parts of a group: on nodes that are not in it."""
+"""Where spares are held: on nodes that have the room, and not in the group of a part."""
 
 from __future__ import annotations
 
@@ -35,17 +35,25 @@ def held(node: NodeId, part: GroupPart | None) -> SpareCandidate:
     return SpareCandidate(stage=Holding(node_id=node, stage=stage), memory=a_plan(), mapped=None)
 
 
-def report(node: NodeId) -> NodeReport:
+def report(node: NodeId, usable_bytes: int = 1000) -> NodeReport:
     unit = UnitReport(
         unit_id=CPU_UNIT,
         backend="native",
         description="",
-        usable_bytes=1000,
+        usable_bytes=usable_bytes,
         is_shared=True,
         num_threads=1,
         max_threads=1,
     )
-    return node_report(node, unit, usable_bytes=1000)
+    return node_report(node, unit, usable_bytes=usable_bytes)
+
+
+def test_a_device_without_room_for_a_stage_gets_no_spare_of_it() -> None:
+    on_device = replace(a_plan(), cache_bytes=1000, is_on_device=True)
+    assert on_device.host_bytes < 1000 < on_device.device_bytes
+    spare = replace(held(A, None), memory=on_device)
+    assert missing_spares([spare], [report(A), report(B)], 1) == ()
+    assert missing_spares([spare], [report(A), report(B, on_device.device_bytes)], 1)
 
 
 def test_no_member_of_a_group_holds_a_spare_of_another_part() -> None:

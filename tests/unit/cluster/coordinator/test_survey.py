@@ -81,6 +81,15 @@ def test_a_node_whose_figures_cannot_be_true_is_left_out(changes: dict[str, Any]
     assert reason.startswith("it does not answer")
 
 
+def test_the_name_of_a_node_has_nothing_that_a_terminal_obeys() -> None:
+    nodes = nodes_of({OWN: report_of(OWN), OTHER: report_of(OTHER, name="pi5\x1b]0;\n\x9b2Jé")})
+    reports, _ = run_in_virtual_time(gather_reports(nodes))
+    assert [each.name for each in reports] == ["", "pi5]0;2Jé"]
+    ask = partial(_ask_survey, nodes, SurveyNode(model="m", model_shapes=()))
+    surveys, _ = run_in_virtual_time(_ask_all(nodes, ask))
+    assert surveys[OTHER].report.name == "pi5]0;2Jé"
+
+
 def test_a_node_reports_for_itself_only() -> None:
     (reason,) = reasons_against(report_of(OWN))
     assert f"it reports a wrong node id: {OWN}" in reason

@@ -185,6 +185,8 @@ def test_everything_that_can_be_said(write: Write) -> None:
             "links.pairs[0]: either latency or bandwidth is required",
             "omit the pair",
         ),
+        ("x = " + 5000 * "1", "4300 digits", "in TOML"),
+        ('[[machines]]\nname = "a"\nprobe = "\\u0000"', "null byte", "potluck probe --measure"),
     ],
 )
 def test_an_error_names_the_key_and_says_what_it_means(
@@ -233,6 +235,7 @@ def with_memory(**changes: int) -> dict[str, object]:
         (None, "No such file"),
         ("{", "board.json: "),
         ("[]", "board.json: "),
+        ('{"other": ' + 5000 * "[" + 5000 * "]" + "}", "recursion"),
         (json.dumps({"schema": "potluck.run/1", "units": []}), "its schema is potluck.run/1"),
         (json.dumps(probe_document(units=[])), "no unit of this machine works"),
         (json.dumps(probe_document(memory=3)), "memory"),
