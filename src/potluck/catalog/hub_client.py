@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from potluck.catalog.hub_cache import COMMIT, RepositoryFile, Snapshot, keep_head, read_head
 from potluck.catalog.manifest_view import MAX_HEAD_BYTES
 from potluck.errors import ModelFileError, ModelNotFoundError
@@ -21,6 +23,7 @@ from potluck.formats.files import OpenFile, ReadableFile, ReadOnlyFile
 from potluck.host.cache_folder import hub_cache_folder
 
 if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
     from huggingface_hub.errors import HfHubHTTPError
 
 
@@ -76,14 +79,28 @@ def retry_delay(error: HfHubHTTPError, otherwise: float) -> float | None:
 
 
 def list_repository(repo_id: str, revision: str) -> Snapshot:
-    """Return a repository's files at a revision. Raise huggingface_hub's errors."""
-    from huggingface_hub import HfApi
+    """Return a repository's files at a revision.
 
-    info = with_retries(
-        lambda: HfApi().model_info(
-            repo_id, revision=revision, files_metadata=True, timeout=_LISTING_SECONDS
+    Raise huggingface_hub's errors, and ``ConnectionError`` for an answer that is not a listing.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]
+
+    try:
+        info = with_retries(
+            lambda: HfApi().model_info(
+                repo_id, revision=revision, files_metadata=True, timeout=_LISTING_SECONDS
+            )
         )
-    )
+        return _snapshot_of(repo_id, info)
+    except (HTTPError, OSError, HFValidationError):
+        raise
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Such as the page of a network that requires a login.
+        raise ConnectionError("the Hub's answer is not a list of files") from error
+
+
+def _snapshot_of(repo_id: str, info: ModelInfo) -> Snapshot:
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise ModelNotFoundError(
             f"the Hub did not report a commit for {repo_id}",
@@ -94,11 +111,13 @@ def list_repository(repo_id: str, revision: str) -> Snapshot:
         name = PurePosixPath(sibling.rfilename)
         if name.is_absolute() or ".." in name.parts or "\0" in sibling.rfilename:
             raise ModelFileError(repo_id, f"a file named {sibling.rfilename!r}")
-        files[sibling.rfilename] = RepositoryFile(
-            size=sibling.size,
-            sha256=None if sibling.lfs is None else sibling.lfs.sha256,
-            git_id=None if sibling.lfs is not None else sibling.blob_id,
-        )
+        sibling.rfilename.encode()  # raises ValueError for surrogates, which JSON can have
+        listed = {
+            "size": sibling.size,
+            "sha256": None if sibling.lfs is None else sibling.lfs.sha256,
+            "git_id": None if sibling.lfs is not None else sibling.blob_id,
+        }
+        files[sibling.rfilename] = msgspec.convert(listed, RepositoryFile)
     return Snapshot(repo_id=repo_id, commit=info.sha, files=files)
 
 

@@ -143,8 +143,9 @@ class HeadRecorder:
         """Stop recording. Idempotent."""
         self._is_over = True
         if self._file is not None:
-            with closing(self._file):
-                self._file = None
+            file, self._file = self._file, None
+            with suppress(OSError):  # the disk may be full: this writes what is still buffered
+                file.close()
             with suppress(OSError):
                 self._temporary.unlink(missing_ok=True)
 
@@ -223,9 +224,7 @@ class ContentFile:
                 self.path,
                 f"truncated: it ends at byte {self.size}, but must have at least {end} bytes",
             )
-        if self._head is not None and end <= self._head.num_bytes:
-            self._head.read_into(offset, out)
-        else:
+        if not self._read_head(offset, out):
             inner = self._opened()
             inner.read_into(offset, out)
             if self._recorder is not None:
@@ -256,6 +255,18 @@ class ContentFile:
         for each in (self._recorder, self._head, self._inner):
             if each is not None:
                 each.close()
+
+    def _read_head(self, offset: int, out: memoryview) -> bool:
+        """Fill ``out`` from the stored head; return False if that does not have the bytes."""
+        if self._head is None or offset + len(out) > self._head.num_bytes:
+            return False
+        try:
+            self._head.read_into(offset, out)
+        except ModelFileError:  # another process has removed or replaced it
+            self._head.close()
+            self._head = None
+            return False
+        return True
 
     def _opened(self) -> ReadableFile:
         if self._inner is None:

@@ -122,15 +122,18 @@ class Blob:
         if self._is_kept(chunk, digest):
             return digest
         self._room.take(len(data))
-        with self._writing_alone():
-            if not self._is_kept(chunk, digest):
-                self._write(chunk * CHUNK_BYTES, memoryview(data))
-                self._index.set_digest(chunk, digest)
-                self._index.set_state(chunk, ChunkState.DIGEST | ChunkState.HELD)
-                self._unsynced.append(chunk)
-            is_sync_due = len(self._unsynced) >= _SYNC_CHUNKS
-        if is_sync_due:
-            self.sync()
+        try:
+            with self._writing_alone():
+                if not self._is_kept(chunk, digest):
+                    self._write(chunk * CHUNK_BYTES, memoryview(data))
+                    self._index.set_digest(chunk, digest)
+                    self._index.set_state(chunk, ChunkState.DIGEST | ChunkState.HELD)
+                    self._unsynced.append(chunk)
+                is_sync_due = len(self._unsynced) >= _SYNC_CHUNKS
+            if is_sync_due:
+                self.sync()
+        except OSError as error:
+            raise _not_kept(self._path, error) from error
         return digest
 
     def read_chunk(self, chunk: int) -> bytes:
@@ -220,16 +223,18 @@ class Blob:
             for chunk, state in enumerate(self._index.states()):
                 if not state & ChunkState.HELD or state & ChunkState.SYNCED:
                     continue
-                data = os.pread(
-                    self._descriptor, self.content.chunk_bytes(chunk), chunk * CHUNK_BYTES
-                )
+                num_bytes = self.content.chunk_bytes(chunk)
+                data = b""
+                with contextlib.suppress(OSError):  # a chunk that cannot be read is lost, too
+                    data = os.pread(self._descriptor, num_bytes, chunk * CHUNK_BYTES)
                 if hashlib.sha256(data).digest() == self._index.digest(chunk):
                     self._unsynced.append(chunk)
                 else:
                     lost.append(chunk)
                     self._forget(chunk)
             self._index.set_boot()
-        self.sync()
+        with contextlib.suppress(StoreFullError):  # what could not be written is not held
+            self.sync()
         return runs_of(lost)
 
     def remove(self) -> None:
@@ -244,7 +249,7 @@ class Blob:
         """Allow the store to remove the file when it needs room. Idempotent."""
         if self._descriptor < 0:
             return
-        with contextlib.suppress(StoreFullError):  # what could not be written is not held
+        with contextlib.suppress(StoreFullError, OSError):  # what could not be written is not held
             self.sync()
         self.touch()
         with self._lock:
@@ -276,16 +281,18 @@ class Blob:
         while done < len(data):
             try:
                 if self._writing is None:
-                    self._writing = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-                    self._check_same(self._writing)
+                    self._writing = self._open_to_write()
                 done += os.pwrite(self._writing, data[done:], offset + done)
             except OSError as error:
                 if error.errno not in _FULL or not self._room.relieve_disk():
-                    raise _not_kept(self._path, error) from error
+                    raise
 
-    def _check_same(self, writing: int) -> None:
-        if not os.path.samestat(os.fstat(writing), os.fstat(self._descriptor)):
-            raise FileNotFoundError(errno.ENOENT, "the file was removed", str(self._path))
+    def _open_to_write(self) -> int:
+        writing = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        if os.path.samestat(os.fstat(writing), os.fstat(self._descriptor)):
+            return writing
+        os.close(writing)
+        raise FileNotFoundError(errno.ENOENT, "the file was removed", str(self._path))
 
     def _drop(self, chunk: int) -> None:
         with self._writing_alone():

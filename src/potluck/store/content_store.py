@@ -65,15 +65,18 @@ def default_store_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def default_limit_bytes(folder: Path) -> int:
-    """Return half of the disk's free space, counting the store's own use as free."""
+    """Return half of the disk's free space, counting the store's own use as free.
+
+    Return 0 if ``folder`` cannot be used.
+    """
     existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
     try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
         disk = os.statvfs(existing)
+        return (disk.f_bavail * disk.f_frsize + _held_bytes(folder)) // _SHARE_OF_DISK
     except OSError:
         return 0
-    return (disk.f_bavail * disk.f_frsize + _held_bytes(folder)) // _SHARE_OF_DISK
 
 
 class ContentStore:
@@ -111,32 +114,32 @@ class ContentStore:
                 if blob is None:
                     self._make(content, label)
                     blob = self._open(content)
+            if blob is not None:
+                return self._recovered(blob)
         except OSError as error:
             raise self._unusable(error) from error
-        if blob is None:
-            raise StoreFullError(
-                f"{self.folder}: a file disappeared while it was being created", hint="try again"
-            )
-        return self._recovered(blob)
+        raise StoreFullError(
+            f"{self.folder}: a file disappeared while it was being created", hint="try again"
+        )
 
-    def find(self, sha256: str) -> Blob | LocalFile | None:
+    def find(self, sha256: str, num_bytes: int | None = None) -> Blob | LocalFile | None:
         """Return what this disk has of a file, preferably all of it; None for nothing.
 
-        A file in huggingface_hub's cache is identified by its name, and was not hashed.
+        Only files of ``num_bytes`` are considered if that is known. A file in huggingface_hub's
+        cache is identified by its name, and was not hashed.
         """
         if not SHA256.fullmatch(sha256):
             return None
-        blob = self._found(sha256)
+        blob = self._found(sha256, num_bytes)
         if blob is not None and blob.is_whole:
             return blob
         local = self.known.open(sha256) or self._in_hub_cache(sha256)
-        if local is not None:
+        if local is not None and num_bytes in (None, local.content.num_bytes):
             if blob is not None:
                 blob.close()
             return local
-        if blob is not None and not blob.held():
-            blob.close()
-            return None
+        if local is not None:
+            local.close()
         return blob
 
     def listing(self) -> tuple[StoredFile, ...]:
@@ -294,19 +297,21 @@ class ContentStore:
     def _open_lock(self) -> int:
         return os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def _found(self, sha256: str) -> Blob | None:
+    def _found(self, sha256: str, num_bytes: int | None) -> Blob | None:
         """Return what the store has of a file, without creating anything."""
-        for path in self.folder.glob(f"{sha256}-*{INDEX}"):
+        for path in self.folder.glob(f"{sha256}-{'*' if num_bytes is None else num_bytes}{INDEX}"):
             content = _content_of(path)
             if content is None:
                 continue
             try:
                 blob = self._open(content)
+                if blob is not None:
+                    blob = self._recovered(blob)
+                    if blob.is_whole or blob.held():
+                        return blob
+                    blob.close()
             except OSError as error:
                 _log.warning("%s cannot be used: %s", path, error)
-                continue
-            if blob is not None:
-                return self._recovered(blob)
         return None
 
     def _in_hub_cache(self, sha256: str) -> LocalFile | None:

@@ -136,7 +136,8 @@ class KnownFiles:
             yield
             return
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # not every network file system has locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
             with contextlib.suppress(OSError):
                 lock.unlink()

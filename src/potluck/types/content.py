@@ -170,10 +170,14 @@ def limited(runs: ChunkRuns, first: int, end: int) -> ChunkRuns:
 def without(runs: ChunkRuns, others: ChunkRuns) -> ChunkRuns:
     """Return the chunks in ``runs`` that are not in ``others``."""
     left: list[tuple[int, int]] = []
+    passed = 0  # how many of the others end before the current run
     for first, end in runs:
-        for other_first, other_end in others:
-            if other_end <= first or other_first >= end:
-                continue
+        while passed < len(others) and others[passed][1] <= first:
+            passed += 1
+        for index in range(passed, len(others)):
+            other_first, other_end = others[index]
+            if other_first >= end:
+                break
             if other_first > first:
                 left.append((first, other_first))
             first = max(first, other_end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -168,6 +169,57 @@ def test_a_header_that_was_damaged_is_read_again(cut: Path, tmp_path: Path, dama
     open_headers(describe_view(view_of(manifest, folder, tmp_path))).close()
     assert folder.reads
     assert {head: head.read_bytes() for head in heads} == sound
+
+
+def test_a_header_that_was_removed_meanwhile_is_read_of_the_file(tmp_path: Path) -> None:
+    folder = ContentFolder()
+    data = os.urandom(1000)
+    (tmp_path / "a.gguf").write_bytes(data)
+    content = folder.add(tmp_path / "a.gguf")
+    head = tmp_path / "cache" / "head"
+    found = bytearray(len(data))
+    for is_first in (True, False):
+        file = ContentFile(
+            "a.gguf", content, "a.gguf", lambda: folder.open_file(content, label="a.gguf"), head
+        )
+        with closing(file):
+            file.read_into(0, memoryview(found))
+            file.release()
+            if is_first:
+                continue
+            head.unlink()  # as another process does if there are many models
+            found = bytearray(len(data))
+            file.read_into(0, memoryview(found))
+    assert found == data
+
+
+@pytest.mark.parametrize("num_bytes", [100, 100_000])
+def test_a_header_that_no_disk_has_room_for_is_read(
+    tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ContentFolder()
+    data = os.urandom(num_bytes)
+    (tmp_path / "a.gguf").write_bytes(data)
+    content = folder.add(tmp_path / "a.gguf")
+    head = tmp_path / "cache" / "head"
+    make = Path.open
+
+    def open_full(path: Path, mode: str) -> IO[Any]:
+        if mode == "rb":
+            return make(path, mode)
+        path.touch(exist_ok=False)
+        return make(Path("/dev/full"), "wb")
+
+    monkeypatch.setattr(Path, "open", open_full)
+    file = ContentFile(
+        "a.gguf", content, "a.gguf", lambda: folder.open_file(content, label="a.gguf"), head
+    )
+    found = bytearray(num_bytes)
+    with closing(file):
+        file.read_into(0, memoryview(found))
+        file.release()
+    assert found == data
+    assert not list(head.parent.iterdir())
 
 
 def test_a_small_file_that_was_changed_is_brought_again(cut: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.cluster.store_files import chunks_of, content_of, digests_of, some_bytes, started
@@ -47,6 +48,12 @@ def store(tmp_path: Path) -> ContentStore:
 @pytest.fixture
 def blob(store: ContentStore) -> Blob:
     return store.blob(CONTENT, label="model.gguf")
+
+
+def filled(blob: Blob) -> Blob:
+    for chunk in range(4):
+        blob.write_chunk(chunk, CHUNKS[chunk])
+    return blob
 
 
 def reboot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +153,7 @@ def test_verified_digests_must_be_of_all_chunks(blob: Blob) -> None:
 def test_a_damaged_chunk_is_dropped_when_it_is_read(
     blob: Blob, tmp_path: Path, is_verified: bool
 ) -> None:
-    for chunk in range(4):
-        blob.write_chunk(chunk, CHUNKS[chunk])
+    filled(blob)
     if is_verified:
         blob.mark_verified(DIGESTS)
     with data_path(tmp_path).open("r+b") as file:
@@ -166,9 +172,7 @@ def test_a_damaged_chunk_is_dropped_when_it_is_read(
 def test_what_was_not_synced_is_hashed_after_a_loss_of_power(
     store: ContentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = store.blob(CONTENT)
-    for chunk in range(4):
-        lost.write_chunk(chunk, CHUNKS[chunk])
+    lost = filled(store.blob(CONTENT))
     # The machine goes down: nothing is closed, and chunk 1 did not reach the disk.
     with data_path(tmp_path).open("r+b") as file:
         file.seek(CHUNK_BYTES)
@@ -177,6 +181,31 @@ def test_what_was_not_synced_is_hashed_after_a_loss_of_power(
     with closing(store.blob(CONTENT)) as blob:
         assert blob.held() == ((0, 1), (2, 4))
         assert blob.read_chunk(3) == CHUNKS[3]
+    lost.close()
+
+
+@pytest.mark.parametrize("fails", ["pread", "fdatasync"])
+def test_a_disk_that_fails_after_a_loss_of_power_loses_chunks(
+    store: ContentStore, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = filled(store.blob(CONTENT))
+    reboot(monkeypatch)
+    succeeding = getattr(os, fails)
+
+    def fail(descriptor: int, *arguments: int) -> bytes:
+        if not arguments or arguments[1] == CHUNK_BYTES:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return cast(bytes, succeeding(descriptor, *arguments))
+
+    monkeypatch.setattr(os, fails, fail)
+    found = store.find(CONTENT.sha256)
+    if fails == "fdatasync":
+        assert found is None
+    else:
+        assert isinstance(found, Blob)
+        assert found.held() == ((0, 1), (2, 4))
+        found.close()
+    store.blob(CONTENT).close()
     lost.close()
 
 
@@ -359,13 +388,15 @@ blob.close()
             assert blob.read_chunk(chunk) == bytes([chunk]) * CHUNK_BYTES
 
 
-def failing_writes(number: int, times: int) -> Callable[[int, bytes, int], int]:
-    """``os.pwrite`` that fails so often for data of chunks."""
+def failing_writes(
+    number: int, times: int, num_bytes: int = CHUNK_BYTES
+) -> Callable[[int, bytes, int], int]:
+    """``os.pwrite`` that fails so often for so many bytes."""
     pwrite = os.pwrite
     left = [times]
 
     def write(descriptor: int, data: bytes, offset: int) -> int:
-        if len(data) >= 1000 and left[0]:
+        if len(data) == num_bytes and left[0]:
             left[0] -= 1
             raise OSError(number, os.strerror(number))
         return pwrite(descriptor, data, offset)
@@ -373,10 +404,13 @@ def failing_writes(number: int, times: int) -> Callable[[int, bytes, int], int]:
     return write
 
 
-def test_a_full_disk_is_said_and_keeps_nothing(blob: Blob, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_bytes", [CHUNK_BYTES, DIGEST_BYTES, 1])
+def test_a_full_disk_is_said_and_keeps_nothing(
+    blob: Blob, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blob.write_chunk(0, CHUNKS[0])
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", failing_writes(errno.ENOSPC, 9))
+        patch.setattr(os, "pwrite", failing_writes(errno.ENOSPC, 9, num_bytes))
         with pytest.raises(StoreFullError, match="No space left") as caught:
             blob.write_chunk(1, CHUNKS[1])
     assert "--no-store" in caught.value.hint
@@ -425,9 +459,10 @@ def test_wrong_bytes_are_removed_whoever_uses_them(
         assert not data_path(tmp_path).exists()
         with closing(store.blob(CONTENT)) as new:
             new.write_chunk(1, CHUNKS[1])
-            with pytest.raises(StoreFullError):
-                other.write_chunk(2, CHUNKS[2])
-            assert new.held() == ((1, 2),)
+            for _ in range(2):
+                with pytest.raises(StoreFullError):
+                    other.write_chunk(2, CHUNKS[2])
+            assert (new.held(), other.held()) == (((1, 2),), ())
 
 
 def test_closing_twice_does_nothing(blob: Blob) -> None:

@@ -78,6 +78,12 @@ def test_the_default_limit_is_half_of_what_the_store_could_have(
     assert default_limit_bytes(tmp_path / "not" / "there") == 99 * CHUNK_BYTES // 2
 
 
+def test_the_limit_of_a_folder_that_cannot_be_used_is_zero(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert default_limit_bytes(tmp_path / "file" / "weights") == 0
+    assert default_limit_bytes(tmp_path / ("a" * 300) / "weights") == 0
+
+
 def test_a_limit_of_zero_keeps_nothing(tmp_path: Path) -> None:
     store = ContentStore(tmp_path / "weights", 0)
     with pytest.raises(StoreFullError, match="stores nothing") as caught:
@@ -272,6 +278,34 @@ def test_a_file_in_the_hubs_cache_is_found(tmp_path: Path) -> None:
     assert not found.is_verified
     assert found.read_chunk(1) == data[CHUNK_BYTES:]
     found.close()
+
+
+def test_a_copy_of_another_size_does_not_hide_what_the_store_has(tmp_path: Path) -> None:
+    data = some_bytes(2 * CHUNK_BYTES)
+    content = content_of(data)
+    cut = tmp_path / "hub" / "models--org--name" / "blobs" / content.sha256
+    cut.parent.mkdir(parents=True)
+    cut.write_bytes(data[:1000])  # of a copy of the cache that was interrupted
+    store = ContentStore(tmp_path / "weights", LIMIT, hub_folder=tmp_path / "hub")
+    assert store.find(content.sha256, content.num_bytes) is None
+    with closing(store.blob(content)) as blob:
+        blob.write_chunk(1, data[CHUNK_BYTES:])
+    found = store.find(content.sha256, content.num_bytes)
+    assert isinstance(found, Blob)
+    assert found.held() == ((1, 2),)
+    found.close()
+
+
+def test_a_claimed_size_does_not_hide_what_the_store_has(store: ContentStore) -> None:
+    content = kept(store, 1)
+    # Names are found in any order, so that several are needed.
+    for claimed in range(1, 9):
+        store.blob(FileContent(content.sha256, CHUNK_BYTES + claimed)).close()
+    for num_bytes in (None, CHUNK_BYTES):
+        found = store.find(content.sha256, num_bytes)
+        assert isinstance(found, Blob)
+        assert found.is_whole
+        found.close()
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import closing
 from pathlib import Path
@@ -164,6 +166,16 @@ def test_a_folder_that_cannot_be_written_costs_only_time(
     known = KnownFiles(tmp_path / "known")
     assert known.identify(path) == known.identify(path) == (CONTENT, DIGESTS)
     assert len(hashed) == 2
+
+
+def test_without_locks_a_file_is_hashed_as_well(
+    known: KnownFiles, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert known.identify(path) == (CONTENT, DIGESTS)
 
 
 def test_the_oldest_records_are_forgotten(

@@ -162,8 +162,7 @@ class FileTable:
                     found.remove()
 
     def _is_on_disk(self, content: FileContent) -> bool:
-        found = self._store.find(content.sha256)
-        if found is None:
-            return False
-        found.close()
-        return found.content == content
+        found = self._store.find(content.sha256, content.num_bytes)
+        if found is not None:
+            found.close()
+        return found is not None

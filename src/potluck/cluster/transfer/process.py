@@ -314,6 +314,12 @@ class TransferService:
             raise ModelFileError(message.sha256, "is not on this disk")
         digests = bytearray()
         with contextlib.closing(found):
+            if message.end > found.content.num_chunks:
+                raise ModelFileError(
+                    message.sha256,
+                    f"it has {found.content.num_chunks} chunks, but chunks {message.first} to "
+                    f"{message.end} are needed",
+                )
             state = Sha256State.restored(message.state) if message.state else Sha256State()
             for chunk in range(message.first, message.end):
                 data = found.read_chunk(chunk)

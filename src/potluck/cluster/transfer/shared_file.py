@@ -109,10 +109,8 @@ class SharedFile:
         self._all: bytes | None = None
         self._checked: set[int] = set()
         self._origins: dict[int, str] = {}
-        found = store.find(content.sha256)
-        if found is not None and found.content != content:
-            found.close()
-        elif isinstance(found, Blob):
+        found = store.find(content.sha256, content.num_bytes)
+        if isinstance(found, Blob):
             self.blob = found
         else:
             self.local = found
@@ -168,8 +166,8 @@ class SharedFile:
     def find_local(self) -> None:
         """Look again for the file elsewhere on this disk."""
         if self.local is None:
-            found = self._store.find(self.content.sha256)
-            if isinstance(found, LocalFile) and found.content == self.content:
+            found = self._store.find(self.content.sha256, self.content.num_bytes)
+            if isinstance(found, LocalFile):
                 self.local = found
             elif found is not None:
                 found.close()
@@ -214,10 +212,7 @@ class SharedFile:
         """
         if self.blob is None:
             raise StoreFullError("the store does not keep this file")
-        try:
-            self.blob.write_chunk(chunk, data, digest=digest)
-        except FileNotFoundError as error:
-            raise StoreFullError(f"{self.label} was removed from the store") from error
+        self.blob.write_chunk(chunk, data, digest=digest)
         self._checked.add(chunk)
 
     def note_digest(self, chunk: int, digest: bytes) -> None:

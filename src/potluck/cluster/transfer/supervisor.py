@@ -86,8 +86,8 @@ class TransferEvents:
 class TransferProcess:
     """Made by :meth:`start`; restarts the process if it ends. For its own loop only.
 
-    When the process ends, its readers get ``TransferError``; the next process receives the jobs and
-    digests.
+    When the process ends, its readers get ``TransferError``; the next process receives the jobs.
+    Digests that were set are only kept for files in the store.
     """
 
     def __init__(

@@ -165,7 +165,7 @@ class BlockStore:
             raise ValueError(f"a block of {len(data)} bytes instead of {self.block_bytes}")
         if block_hash in self._entries:
             return True
-        if time.monotonic() < self._paused_until or not self._make_room():
+        if time.monotonic() < self._paused_until or not self._make_room(self._file_bytes):
             return False
         path = self._path(block_hash, parent)
         partial = path.with_suffix(_PARTIAL)
@@ -208,16 +208,13 @@ class BlockStore:
         for used, block_hash, parent in sorted(found):
             if block_hash not in self._entries:
                 self._add(block_hash, parent, used)
-        self._make_room(for_bytes=0)
+        self._make_room(0)
 
-    def _make_room(self, for_bytes: int | None = None) -> bool:
-        """Make room for ``for_bytes``, or for one more block; return False if the limit is too
-        low.
-        """
-        wanted = self._file_bytes if for_bytes is None else for_bytes
+    def _make_room(self, num_bytes: int) -> bool:
+        """Make room for ``num_bytes``; return False if the limit is too low."""
         while True:
             leftover_bytes = sum(each.num_bytes for each in self._leftovers)
-            if self.num_bytes + leftover_bytes + wanted <= self._limit_bytes:
+            if self.num_bytes + leftover_bytes + num_bytes <= self._limit_bytes:
                 return True
             if self._leftovers:
                 _remove_folder(self._leftovers.pop(0).path)

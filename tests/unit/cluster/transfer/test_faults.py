@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of, n
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer import assignments, jobs, peer_frames, peer_lane, peer_session
-from potluck.cluster.transfer.messages import Progress
+from potluck.cluster.transfer.messages import AskState, Progress, Refused
 from potluck.cluster.transfer.peer_frames import HEAD, HELLO, encode_chunk, encode_wait
 from potluck.errors import TransferError
 from potluck.types.cluster import NodeId
@@ -272,6 +272,24 @@ def test_a_member_that_asks_nonsense_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_chunks_that_a_file_does_not_have_are_not_hashed(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1) as (node,):
+        with closing(node.service.store.blob(CONTENT)) as blob:
+            blob.write_chunk(0, chunk_of(0))
+            blob.mark_verified(digests_of(DATA))
+        # Where an index has padding, digests and nothing, and where no file can have anything.
+        firsts = (CONTENT.num_chunks, *range(3584, 3624), 10**6, 2**63)
+        for first in firsts:
+            node.service._serve_agent_message(
+                AskState(first, CONTENT.sha256, first, first + 1, b"")
+            )
+        eventually(lambda: len(node.reports) == len(firsts))
+        assert all(isinstance(each, Refused) for each in node.reports)
+        with closing(node.service.store.blob(CONTENT)) as blob:
+            assert blob.is_verified
+            assert blob.all_digests == digests_of(DATA)
+
+
 def test_a_removed_node_gets_nothing(tmp_path: Path) -> None:
     with nodes(tmp_path, 2) as [owner, removed]:
         owner.give("model.gguf", DATA)
