@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from potluck.api.errors import ApiError
+from potluck.types.text import levels_of
 
 ALWAYS_DECODED_BYTES = 64 * 1024
 """Bodies up to this size are not checked: decoding one takes milliseconds and at most 2 MiB."""
@@ -31,6 +32,9 @@ other threads for 50 ms."""
 
 MAX_FIELDS = 1024
 """Maximum number of fields in one object: the most biases that ``logit_bias`` allows."""
+
+MAX_LEVELS = 512
+"""Maximum number of levels of nesting: half of what Python's stack allows. Schemas have tens."""
 
 
 def check_amount(body: bytes | bytearray) -> None:
@@ -61,16 +65,14 @@ def check_amount(body: bytes | bytearray) -> None:
 
 
 def check_fields(document: object) -> None:
-    """Raise ``ApiError`` (400) if an object in ``document`` has too many fields."""
-    pending = [document]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if len(value) > MAX_FIELDS:
-                raise _too_many(MAX_FIELDS, "fields in one object")
-            pending += [each for each in value.values() if isinstance(each, dict | list)]
-        elif isinstance(value, list):
-            pending += [each for each in value if isinstance(each, dict | list)]
+    """Raise ``ApiError`` (400) if an object in ``document`` has too many fields, or if it is nested
+    too deeply.
+    """
+    for num_levels, level in enumerate(levels_of(document), start=1):
+        if num_levels > MAX_LEVELS:
+            raise _too_many(MAX_LEVELS, "levels of nesting")
+        if any(isinstance(each, dict) and len(each) > MAX_FIELDS for each in level):
+            raise _too_many(MAX_FIELDS, "fields in one object")
 
 
 def _pieces(body: bytes | bytearray) -> Iterator[bytes | bytearray]:

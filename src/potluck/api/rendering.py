@@ -102,10 +102,12 @@ def scored_json(scored: ScoredToken, tokenizer: Tokenizer, *, least: float = -ma
 
 
 def arguments_object(text: str) -> Json:
-    """Return the arguments of a call as an object, or within one if the call was cut off."""
+    """Return the arguments of a call as an object, or within one if they cannot be read: the call
+    was cut off, or they are nested too deeply.
+    """
     try:
         return msgspec.json.decode(text, type=Json)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {"arguments": text}
 
 

@@ -65,7 +65,10 @@ properties that are listed elsewhere."""
 _START = "start"
 _BODY = "body"
 _NAMED = re.compile(r"<[^<>\s\[][^<>\s]*>")
-_GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+_GBNF_RULE = re.compile(r"(?m)^[^\S\n]*[\w-]+\s*::=")
+_LARK_REFERENCE = re.compile(r"\"(?:\\.|[^\"\\])*\"|/(?:\\.|[^/\\\n])+/|@([\w-]+)|\\.")
+"""Also matches literals and escapes, in which there is no reference. Neither of the two takes more
+than linear time: clients write grammars, and matching blocks all other threads."""
 
 
 class LibraryTokens:
@@ -100,11 +103,11 @@ def json_schema(schema: Mapping[str, object] | bool) -> str:
         bounded = _with_bounds(schema)
         if not _is_composed(bounded):
             bounded = _closed(bounded)
+        start = {"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}
         document = {**bounded, "x-guidance": _JSON_OPTIONS}
+        return _dump(start, {"name": _BODY, "json_schema": document})
     except RecursionError as error:
         raise ParameterError("schema", "the JSON schema is nested too deeply") from error
-    start = {"name": _START, "lark_grammar": f"{OPTIONS}start: @{_BODY}\n"}
-    return _dump(start, {"name": _BODY, "json_schema": document})
 
 
 def json_object() -> str:
@@ -269,11 +272,9 @@ def _renamed(grammar: Mapping[str, object], names: Mapping[str, str]) -> dict[st
     renamed = {**grammar, "name": names[str(grammar["name"])]}
     source = grammar.get("lark_grammar")
     if isinstance(source, str):
-        source = source.removeprefix(OPTIONS)
-        renamed["lark_grammar"] = re.sub(
-            r"\"(?:\\.|[^\"\\])*\"|/(?:\\.|[^/\\\n])+/|@([\w-]+)",
+        renamed["lark_grammar"] = _LARK_REFERENCE.sub(
             lambda match: f"@{names.get(match[1], match[1])}" if match[1] else match[0],
-            source,
+            source.removeprefix(OPTIONS),
         )
     return renamed
 

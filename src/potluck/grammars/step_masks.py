@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from potluck.errors import EngineError, ParameterError
+from potluck.errors import EngineError, PotluckError
 from potluck.grammars.matchers import Matcher, Matchers
 from potluck.types.engine import NO_MASKS
 from potluck.types.step import SampledToken, SequenceId, SequenceSlice, Step
@@ -43,8 +43,8 @@ class StepMasks:
 
     ``before`` is called before each step, ``marked`` with its tokens, and ``after`` when these have
     been sent; it computes the next masks ahead of the next step. ``open_vocabulary`` is called for
-    the first grammar, and again for the next one if it raised ``EngineError``; without it, grammars
-    are refused.
+    the first grammar, and again for the next one if it raised a ``PotluckError``; without it,
+    grammars are refused.
     """
 
     def __init__(self, open_vocabulary: Callable[[], Vocabulary] | None) -> None:
@@ -136,7 +136,7 @@ class StepMasks:
             if self._matchers is None:
                 self._matchers = Matchers(self._open_vocabulary())
             followed.matcher = self._at(self._matchers, grammar, output_tokens)
-        except (EngineError, ParameterError) as error:
+        except PotluckError as error:  # a file that has changed or cannot be fetched, too
             _log.warning("a validated grammar failed during decoding: %s", error)
 
     def _at(self, matchers: Matchers, grammar: str, output_tokens: Sequence[int]) -> Matcher:

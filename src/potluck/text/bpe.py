@@ -17,6 +17,15 @@ _MAX_PIECE_CHARACTERS = 1024
 """Splitting a piece takes quadratic time in its length; the longest in use are below 200."""
 
 
+def is_library_error(error: BaseException) -> bool:
+    """Return whether ``error`` may come from a call of the library.
+
+    The library raises no more specific exception than ``Exception``. If its Rust code panics, it
+    raises a ``PanicException``, which is no ``Exception`` and cannot be imported.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def build_byte_level(
     vocabulary: Mapping[str, int],
     merges: Iterable[tuple[str, str]],

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 from potluck.errors import ChatTemplateError, ParameterError
 from potluck.text.added_tokens import (
@@ -24,7 +25,7 @@ from potluck.text.added_tokens import (
     replace_at,
     search_in_parts,
 )
-from potluck.types.text import ChatMessage, Tool, ToolCall
+from potluck.types.text import ChatMessage, Tool, ToolCall, levels_of
 
 _STAND_IN_CODES = range(0x20000, 0x2A6D7)
 """CJK Unified Ideographs Extension B, as in Unicode 3.1."""
@@ -34,6 +35,9 @@ _SEPARATOR = "\uffff"
 """A Unicode noncharacter."""
 _MAX_DEPTH = 64
 """Maximum nesting of schemas and values; JSON schemas in use have about ten levels."""
+_MAX_PARSED_DEPTH = 256
+"""Maximum nesting of arguments that are parsed at all. They are read recursively, with up to two of
+Python's thousand frames per level."""
 
 
 class _Controls:
@@ -215,14 +219,21 @@ class ControlTokenEscaper:
 
 
 def parse_arguments(text: str) -> dict[str, object] | None:
-    """Return the object in a call's arguments, or None if they are not an object."""
+    """Return the object in a call's arguments, or None if they are not an object.
+
+    Arguments that are nested extremely deeply count as text, too.
+    """
     if not text.strip():
         return {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not _is_too_deep(value) else None
+
+
+def _is_too_deep(value: dict[str, object]) -> bool:
+    return any(True for _ in islice(levels_of(value), _MAX_PARSED_DEPTH, None))
 
 
 def texts_of(value: object) -> Iterator[str]:

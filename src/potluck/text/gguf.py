@@ -252,7 +252,7 @@ def _sentence_piece(fields: _Fields) -> TextTokenizer:
 
 def _gemma(fields: _Fields) -> TextTokenizer:
     vocabulary = _Vocabulary.read(fields)
-    merges = [_split_merge(merge, fields) for merge in fields.array("merges")]
+    merges = [_split_merge(merge, fields) for merge in fields.strings("merges")]
     return vocabulary.tokenizer(
         build_sentence_piece(vocabulary.pieces(), merges, None),
         Notation.SENTENCE_PIECE,

@@ -153,7 +153,7 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
         source = files.config.get("chat_template")
     if isinstance(source, list):
         entries = [entry for entry in source if isinstance(entry, dict)]
-        source = {entry.get("name"): entry.get("template") for entry in entries}
+        source = {str(entry.get("name")): entry.get("template") for entry in entries}
     tool_source: object = read_text(directory / TOOL_TEMPLATE_FILE)
     if isinstance(source, dict):
         tool_source = tool_source or source.get("tool_use")
@@ -307,6 +307,7 @@ def _added_tokens(
         bounds.add(boundaries.bos_token_id)
     for token, entry in parts.added.items():
         text = entry["content"]
+        text.encode("utf-8")  # JSON can spell half a surrogate pair
         control = (
             bool(entry.get("special")) or token in bounds or text in flagged or is_turn_marker(text)
         )

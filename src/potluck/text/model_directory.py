@@ -65,7 +65,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(str(path), f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelFileError(str(path), "is not a JSON object")

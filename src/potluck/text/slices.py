@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from potluck.errors import ParameterError
+from potluck.text.bpe import is_library_error
 from potluck.text.pieces import SPACE_MARK
 
 if TYPE_CHECKING:
@@ -77,13 +78,14 @@ class SlicedEncoder:
         """Return the token ids of ``text``, encoding it slice by slice.
 
         Raises ``ParameterError`` for a stretch of over ``MAX_UNDIVIDED_CHARACTERS`` that cannot be
-        divided.
+        divided, and for text on which the library fails: with a pattern that backtracks too much or
+        a normalizer that is damaged, or because the vocabulary lacks the unknown token.
         """
         start = 0
         length = SLICE_CHARACTERS
         while start < len(text):
             window = text[start : start + length]
-            encoding = self._model.encode_batch([window], add_special_tokens=False)[0]
+            encoding = self._encode_window(window)
             if start + len(window) == len(text):
                 yield encoding.ids
                 return
@@ -101,6 +103,18 @@ class SlicedEncoder:
                     hint="break it up with spaces or line breaks, or shorten it",
                 )
             length *= 2
+
+    def _encode_window(self, window: str) -> tokenizers.Encoding:
+        try:
+            return self._model.encode_batch([window], add_special_tokens=False)[0]
+        except BaseException as error:
+            if not is_library_error(error):
+                raise
+            raise ParameterError(
+                "text",
+                f"the model's tokenizer cannot encode the text: {error}",
+                hint="change the text, or look for corrected files of the model",
+            ) from error
 
     def _last_place(self, window: str, encoding: tokenizers.Encoding) -> int | None:
         """Return the last index of ``window`` at which a slice may end, if any."""

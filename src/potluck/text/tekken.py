@@ -77,7 +77,7 @@ def read_tekken(path: Path) -> Tekken:
     data = read_vocabulary(path)
     try:
         return _checked(msgspec.json.decode(data, type=_Document))
-    except (ValueError, msgspec.DecodeError) as error:
+    except (ValueError, RecursionError) as error:  # includes DecodeError
         raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
 
 

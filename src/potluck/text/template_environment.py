@@ -38,7 +38,7 @@ _MAX_CHARACTERS = 16 * 1024 * 1024
 """Maximum length of the output, and of any string that an operator builds: far beyond any context.
 """
 _MAX_INTEGER_BITS = 4096
-"""Maximum operand of ``**`` and ``*`` on numbers."""
+"""Maximum operand of operators on numbers, and maximum result of ``**``."""
 
 _TO_ESCAPE = re.compile("[^\x00-\x7f\U00020000-\U0002a6d6]")
 """Non-ASCII characters except rare ideographs, which stand for others (``control_tokens``)."""
@@ -83,7 +83,8 @@ def run_template(source: str, variables: Mapping[str, object], *, now: datetime)
         AttributeError,
         LookupError,
         MemoryError,
-        RecursionError,
+        RuntimeError,
+        SyntaxError,
         TypeError,
         ValueError,
     ) as error:
@@ -99,7 +100,7 @@ def free_variables(source: str) -> frozenset[str]:
     try:
         tree = _Environment(datetime.now().astimezone()).parse(source)
         return frozenset(meta.find_undeclared_variables(tree))
-    except (TemplateError, RecursionError):
+    except (TemplateError, RecursionError, ValueError):
         return frozenset()
 
 
@@ -140,7 +141,7 @@ class _Namespace(jinja2.utils.Namespace):
 class _Environment(ImmutableSandboxedEnvironment):
     """The environment of one rendering, because it counts steps."""
 
-    intercepted_binops = frozenset(("*", "**", "+"))
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, now: datetime, num_messages: int = 0) -> None:
         super().__init__(
@@ -157,6 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["dict"] = _make_dict
         self.globals["_counted"] = self._counted
         self.globals["_joined"] = self._joined
+        del self.globals["lipsum"]  # one call writes texts of any length
 
     def compile_limited(self, source: str) -> CodeType:
         """Compile ``source`` with code that counts loop iterations and string concatenations."""
@@ -207,8 +209,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator in ("*", "**"):
-            _check_product(operator, left, right)
+        _check_operands(operator, left, right)
         result = super().call_binop(context, operator, left, right)
         if hasattr(result, "__len__") and len(result) > _MAX_CHARACTERS:
             raise _LimitError("it builds a string that is too long")
@@ -245,7 +246,7 @@ def _call(function: str, arguments: list[Any]) -> nodes.Expr:
     return nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)
 
 
-def _check_product(operator: str, left: Any, right: Any) -> None:
+def _check_operands(operator: str, left: Any, right: Any) -> None:
     for repeated, times in ((left, right), (right, left)):
         if hasattr(repeated, "__len__") and isinstance(times, int):
             if operator == "*" and len(repeated) * times > _MAX_CHARACTERS:
@@ -253,7 +254,7 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
             return
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * right if operator == "**" else left.bit_length()
-        if bits > _MAX_INTEGER_BITS:
+        if max(bits, right.bit_length()) > _MAX_INTEGER_BITS:
             raise _LimitError("it computes a number that is too large")
 
 

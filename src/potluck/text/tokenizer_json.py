@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from potluck.errors import ModelFileError, UnsupportedModelError
+from potluck.text.bpe import is_library_error
 from potluck.text.pieces import SPACE_MARK, Notation
 from potluck.text.tokenizer import PrefixSpace
 
@@ -124,7 +125,7 @@ def read_token_parts(path: Path) -> TokenParts:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             document = msgspec.json.decode(text, type=_Document)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # includes DecodeError
         raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
     vocab = document.model.vocab
     if isinstance(vocab, list):
@@ -153,7 +154,9 @@ def read_tokenizer_json(path: Path) -> VocabularyParts:
         # Not by path: the library requires UTF-8 paths.
         data = path.read_bytes()
         loaded = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises no more specific exception
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
         raise ModelFileError(str(path), f"is not a valid tokenizer file: {error}") from error
     unknown = None
     if isinstance(loaded.model, models.Unigram):  # the library does not report it for this kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -219,3 +219,15 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def levels_of(value: object) -> Iterator[Sequence[dict[str, object] | list[object]]]:
+    """Yield the objects and arrays of each level of nesting in a value of JSON types, outermost
+    first. A level is only computed when it is asked for.
+    """
+    level: list[dict[str, object] | list[object]]
+    level = [value] if isinstance(value, dict | list) else []
+    while level:
+        yield level
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]

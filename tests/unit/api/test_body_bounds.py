@@ -8,6 +8,7 @@ import pytest
 
 from potluck.api.body_bounds import (
     MAX_FIELDS,
+    MAX_LEVELS,
     MAX_OBJECTS,
     MAX_STRINGS,
     MAX_VALUES,
@@ -64,3 +65,12 @@ def test_objects_have_so_many_fields() -> None:
     for document in ({**wide, "x": 1}, {"messages": [{"content": [{**wide, "x": 1}]}]}):
         with pytest.raises(ApiError, match="fields in one object"):
             check_fields(document)
+
+
+def test_bodies_have_so_many_levels() -> None:
+    nested: object = 1
+    for _ in range(MAX_LEVELS // 2):
+        nested = {"a": [nested, 1]}
+    check_fields(nested)
+    with pytest.raises(ApiError, match="levels of nesting"):
+        check_fields([nested])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from support.text.grammars import BYTES, matches
@@ -89,6 +90,16 @@ def test_malformed_grammars_are_refused() -> None:
         build.ebnf('root ::= "a"\n' + "\n".join(f'r{i} ::= "a"' for i in range(10_000)))
 
 
+@pytest.mark.parametrize(
+    "source", ["\n" * 40_000, 'start: "' + '\\"' * 40_000, "start: /" + "\\/" * 40_000]
+)
+def test_unusual_grammars_take_linear_time(source: str) -> None:
+    started = time.thread_time()
+    assert source in json.loads(build.ebnf(source))["grammars"][0]["lark_grammar"]
+    build.combined("start: @part\n", {"part": build.lark(source)})
+    assert time.thread_time() - started < 5  # quadratic time is minutes
+
+
 def test_integers_have_bounds() -> None:
     schema = {
         "type": "object",
@@ -124,6 +135,8 @@ def test_deep_schemas_are_refused() -> None:
         schema = {"items": schema}
     with pytest.raises(ParameterError, match="deep"):
         build.json_schema(schema)
+    with pytest.raises(ParameterError, match="deep"):
+        build.json_schema({"allOf": [True], "default": schema})
 
 
 @pytest.mark.parametrize(

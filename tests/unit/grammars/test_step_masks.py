@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.text.grammars import BYTES, TOKENS
 
-from potluck.errors import EngineError
+from potluck.errors import EngineError, PotluckError, TransferError
 from potluck.grammars import build
 from potluck.grammars.step_masks import StepMasks
 from potluck.grammars.vocabulary import Vocabulary
@@ -175,15 +175,19 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_own_sequence_only(masks: Ste
     assert masks.before(step(part(A, 2))) == {}
 
 
-def test_where_there_is_no_memory_a_sequence_is_cut_off_alone_until_there_is() -> None:
-    answers: list[EngineError | Vocabulary] = [
-        EngineError("87 MiB are needed"),
-        BYTES,
-    ]
+@pytest.mark.parametrize(
+    "problem",
+    [EngineError("87 MiB are needed"), TransferError("tokenizer.json: no node has it")],
+    ids=["memory", "file"],
+)
+def test_without_a_vocabulary_a_sequence_is_cut_off_alone_until_there_is_one(
+    problem: PotluckError,
+) -> None:
+    answers: list[PotluckError | Vocabulary] = [problem, BYTES]
 
     def open_vocabulary() -> Vocabulary:
         answer = answers.pop(0)
-        if isinstance(answer, EngineError):
+        if isinstance(answer, PotluckError):
             raise answer
         return answer
 

@@ -139,6 +139,8 @@ def test_values_that_are_nested_deeply_are_refused() -> None:
         ("{", None),
         ("1" * 5000, None),
         ('{"a":' * 100_000, None),
+        ('{"a":' * 500 + "[{}]" + "}" * 500, None),
+        ('{"a": [[0], {"b": [1]}]}', {"a": [[0], {"b": [1]}]}),
     ],
 )
 def test_arguments(text: str, expected: object) -> None:

@@ -353,6 +353,11 @@ def test_a_merge_that_is_not_two_pieces() -> None:
         build_tokenizer(metadata)
 
 
+def test_merges_that_are_not_strings() -> None:
+    with pytest.raises(ModelFileError, match="merges is not an array of strings"):
+        build_tokenizer({**gemma4_metadata(), "tokenizer.ggml.merges": [1, 2]})
+
+
 def test_byte_tokens_are_no_result_of_merging() -> None:
     metadata: dict[str, Any] = dict(sentence_piece_metadata())
     text = "<0x41>"

@@ -197,6 +197,23 @@ def test_what_the_vocabulary_lacks_is_the_unknown_token(tmp_path: Path) -> None:
     assert tokenizer.decode(tokens) == "the  dog"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+c"},
+                           "behavior": "Isolated", "invert": False}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<absent>"}},
+    ],
+)  # fmt: skip
+def test_a_text_on_which_the_library_fails_is_refused(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    directory = write_model_directory(tmp_path, with_document("llama3", **changes))
+    tokenizer = load_tokenizer(directory)
+    with pytest.raises(ParameterError, match="cannot encode the text"):
+        tokenizer.encode("a" * 60 + "b")
+
+
 QWEN_3_5_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -264,9 +281,12 @@ def test_what_a_directory_lacks_is_named(tmp_path: Path) -> None:
         ("config.json", '{"text_config": {"eos_token_id": [4294967296]}}'),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"-1": {"content": "x"}}}'),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"1099511627776": {"content": "x"}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"9": {"content": "\\ud800"}}}'),
         ("tokenizer.json", with_document("llama3", added_tokens=[added(-1)])),
         ("tokenizer.json", with_document("llama3", added_tokens=[added(2**40)])),
         ("config.json", "\udcff"),
+        ("tokenizer_config.json", "[" * 10_000),
+        ("tokenizer.json", llama3_json()[:-1] + ', "unknown": ' + "[" * 10_000),
     ],
 )
 def test_damaged_files(name: str, content: str, tmp_path: Path) -> None:
@@ -290,6 +310,14 @@ def test_an_end_of_minus_one_is_none(stated: object, tmp_path: Path) -> None:
     )
     assert load_tokenizer(directory).eos_token_ids == (679,)
     assert load_token_list(directory).end_tokens == (679,)
+
+
+def test_a_file_on_which_the_library_panics_is_damaged(tmp_path: Path) -> None:
+    document = with_document(
+        "llama3", normalizer={"type": "Precompiled", "precompiled_charsmap": ""}
+    )
+    with pytest.raises(ModelFileError, match="not a valid tokenizer file"):
+        load_tokenizer(write_model_directory(tmp_path, document))
 
 
 def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
@@ -385,6 +413,14 @@ def test_a_template_that_is_no_text_is_refused(tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path, llama3_json(), config={"chat_template": 7})
     with pytest.raises(ModelFileError, match="not a string"):
         load_chat_template(directory)
+
+
+def test_a_template_whose_name_is_no_text_has_no_name(tmp_path: Path) -> None:
+    templates = [{"name": ["default"], "template": "A"}, {"name": "default", "template": "B"}]
+    directory = write_model_directory(tmp_path, llama3_json(), config={"chat_template": templates})
+    template = load_chat_template(directory)
+    assert template is not None
+    assert template.source == "B"
 
 
 def with_processor(style: str, single: list[dict[str, object]], tokens: dict[str, int]) -> str:

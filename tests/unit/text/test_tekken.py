@@ -190,6 +190,13 @@ def test_damaged_files_are_told(changes: dict[str, Any], tmp_path: Path) -> None
         load_tokenizer(write(tmp_path, document(**changes)))
 
 
+def test_values_that_are_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text('{"unknown": ' + "[" * 10_000)
+    for load in (load_tokenizer, load_chat_template):
+        with pytest.raises(ModelFileError, match="not a valid tokenizer file"):
+            load(tmp_path)
+
+
 def test_a_piece_that_is_too_long_is_not_supported(tmp_path: Path) -> None:
     tokens = document()["vocab"]
     tokens[300]["token_bytes"] = base64.b64encode(b"a" * 1025).decode()

@@ -66,6 +66,10 @@ def test_what_templates_count_on(source: str, expected: str) -> None:
         ("{{ {}['a'].b }}", "no attribute"),
         ("{{ 'a' + 1 }}", "can only concatenate"),
         ("{% include 'x' %}", "no loader"),
+        ("{{ cycler() }}", "at least one item"),
+        ("{{ dict(a=1, a=2) }}", "keyword argument repeated"),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
+        ("{{ lipsum(1) }}", "'lipsum' is undefined"),
     ],
 )
 def test_mistakes_are_one_line(source: str, message: str) -> None:
@@ -126,3 +130,21 @@ def test_variables_that_a_template_reads() -> None:
     source = "{% set a = b %}{{ a }}{% for m in messages %}{{ m.c }}{% endfor %}"
     assert free_variables(source) == {"b", "messages"}
     assert free_variables("{% if") == frozenset()
+    assert free_variables("{{ " + "9" * 5000 + " }}") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["n + n", "n - (0 - n)", "2 * n", "n * 2", "2 ** n", "1 // n", "1 / n", "1 % n"],
+)
+def test_numbers_have_a_limit(step: str) -> None:
+    source = "{% set n = ('f' * 4000) | int(0, 16) %}{{ (" + step + ") and 1 }}"
+    with pytest.raises(ChatTemplateError, match="a number that is too large"):
+        render(source)
+
+
+def test_numbers_up_to_the_limit() -> None:
+    source = (
+        "{% set n = ('f' * 1024) | int(0, 16) %}{{ [n + n, n * 2, 2 * n, n // n, n % n] | length }}"
+    )
+    assert render(source) == "5"

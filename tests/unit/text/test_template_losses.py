@@ -65,6 +65,14 @@ def test_what_a_template_writes_stays_as_it_is() -> None:
     assert completed(START + ALL_CALLS + END, *chat) == chat
 
 
+@pytest.mark.parametrize("num_levels", [200, 450, 900])
+def test_arguments_that_are_nested_deeply(num_levels: int) -> None:
+    arguments = '{"a": ' + "[" * num_levels + "]" * num_levels + "}"
+    deep = replace(called(1), tool_calls=(replace(call(1), arguments=arguments),))
+    chat = (USER, deep, resulted(1))
+    assert completed(START + ALL_CALLS + END, *chat) == list(chat)
+
+
 def test_a_simple_chat_is_not_rendered() -> None:
     def render(messages: Sequence[ChatMessage]) -> str:
         raise AssertionError

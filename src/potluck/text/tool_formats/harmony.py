@@ -101,10 +101,10 @@ class _HarmonyParser(SteppedParser):
         while True:
             if header is None:
                 header = yield from self._read_header()
-            if not (yield from stream.peek()):
-                break
             yield from self._read_message(header)
             header = None
+            if not (yield from stream.peek()):
+                break
         stream.finish()
 
     def _read_header(self) -> Steps[str]:

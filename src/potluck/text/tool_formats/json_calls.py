@@ -198,6 +198,8 @@ class _ObjectReader:
         text = "".join(pieces)
         if character == '"':
             text = str(json.loads(text)).strip() or "{}"
+            # A text with half of a surrogate pair has no UTF-8; the escape of one is valid JSON.
+            text = text.encode(errors="backslashreplace").decode()
             return None if parse_arguments(text) is None else text
         if text == "null":
             return "{}"

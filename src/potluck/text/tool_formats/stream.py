@@ -118,7 +118,7 @@ class TextReader:
     def skip_space(self) -> Steps[None]:
         """Consume white space."""
         while (yield from self.peek()).isspace():
-            self._position = self._base + self._match(_SPACE).end()
+            self._position = self._end_of(_SPACE, self._position)
 
     def after_space(self, text: str) -> Steps[bool]:
         """Consume white space and ``text`` if they come next; consume nothing otherwise."""
@@ -130,12 +130,16 @@ class TextReader:
         return False
 
     def run(self, pattern: re.Pattern[str], max_characters: int | None = None) -> Steps[str]:
-        """Consume everything that ``pattern`` matches, up to ``max_characters``, and return it."""
+        """Consume everything that ``pattern`` matches, up to ``max_characters``, and return it.
+
+        The pattern is any number of characters of a class, so that it can continue to match.
+        """
+        end = self._position
         while True:
-            match = self._match(pattern)
-            is_whole = match.end() < len(self._text) or self._is_end
-            if is_whole or (max_characters is not None and len(match[0]) >= max_characters):
-                text = match[0][:max_characters]
+            end = self._end_of(pattern, end)
+            is_long = max_characters is not None and end - self._position >= max_characters
+            if is_long or self._is_end or end < self._base + len(self._text):
+                text = self._text[self._position - self._base : end - self._base][:max_characters]
                 self._position += len(text)
                 return text
             yield
@@ -253,10 +257,10 @@ class TextReader:
         start = self._position - self._base
         return self._text[start : start + max_characters]
 
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        match = pattern.match(self._text, self._position - self._base)
+    def _end_of(self, pattern: re.Pattern[str], position: int) -> int:
+        match = pattern.match(self._text, position - self._base)
         assert match is not None, f"{pattern.pattern} does not match the empty text"
-        return match
+        return self._base + match.end()
 
     def _scalar(self, take: Callable[[str], None]) -> Steps[bool]:
         character = yield from self.peek()

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from potluck.errors import ParameterError
 from potluck.grammars.build import combined, control_token, json_object, json_schema, literal
+from potluck.grammars.limits import MAX_GRAMMAR_BYTES
 from potluck.text.tool_formats.stream import CallStream, Steps
 from potluck.types.output import ToolMode, ToolUse
 from potluck.types.text import Tool
@@ -18,6 +20,11 @@ TEXT = "TEXT"
 SPACE = "SPACE"
 """The terminal that matches the white space that models write between parts."""
 
+_MAX_CHARACTERS = 64 * MAX_GRAMMAR_BYTES
+"""Limit on the texts and parts of a grammar, including equal ones, which are built all the same.
+Schemas may refer to a client's definitions any number of times: the grammar of one body could take
+gigabytes."""
+
 _TERMINALS = f"{TEXT}: /(?s:.*)/\n{SPACE}: /[ \\n]{{0,6}}/\n"
 
 
@@ -26,6 +33,8 @@ class LarkSource:
 
     ``control_tokens`` are the texts of the model's control tokens: if a text of the format contains
     one, the grammar requires the token, because its text as ordinary tokens is not the same.
+
+    Raises ``ParameterError`` if texts, terminals and parts are far too large for a grammar.
     """
 
     def __init__(self, control_tokens: Collection[str]) -> None:
@@ -34,9 +43,11 @@ class LarkSource:
         self._rules: list[str] = []
         self._parts: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._num_characters = 0
 
     def text(self, text: str) -> str:
         """Return the expression that matches exactly ``text``, which is not empty."""
+        self._count(text)
         pieces = []
         position = 0
         for match in self._control.finditer(text):
@@ -60,6 +71,7 @@ class LarkSource:
 
     def terminal(self, expression: str) -> str:
         """Add a terminal and return its name."""
+        self._count(expression)
         key = f"terminal {expression}"
         if key not in self._names:
             self._names[key] = f"TERMINAL_{len(self._rules)}"
@@ -98,6 +110,7 @@ class LarkSource:
 
     def part(self, grammar: str) -> str:
         """Add a grammar built by ``potluck.grammars.build``, and return the reference to it."""
+        self._count(grammar)
         key = f"@{grammar}"
         if key not in self._names:
             name = f"part_{len(self._parts)}"
@@ -109,6 +122,11 @@ class LarkSource:
         """Return the grammar that starts with the expression ``start``."""
         source = f"start: {start}\n{''.join(self._rules)}{_TERMINALS}"
         return combined(source, self._parts)
+
+    def _count(self, source: str) -> None:
+        self._num_characters += len(source)
+        if self._num_characters > _MAX_CHARACTERS:
+            raise ParameterError("tools", "the schemas of the tools make up too large a grammar")
 
 
 def either(expressions: Iterable[str]) -> str:

@@ -184,6 +184,12 @@ def test_a_call_that_was_cut_off_is_no_complete_one() -> None:
     assert answer["content"][0]["input"] == {"arguments": '{"path": "/ho'}
 
 
+def test_arguments_that_are_nested_too_deeply_are_a_text() -> None:
+    deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+    answer = whole(renderer(), [tool_call_delta(0, "find", deep), finish_delta()])
+    assert answer["content"][0]["input"] == {"arguments": deep}
+
+
 def test_thoughts_that_are_to_be_omitted_are_empty() -> None:
     deltas = [reasoning_delta("secret"), text_delta("a"), finish_delta()]
     found = events(stream(renderer(omits_thoughts=True), deltas))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import jsonschema
 import pytest
+from support.processes.proportion import assert_in_proportion
 from support.text.grammar_texts import grammar_texts
 from support.text.tool_output_cases import BY_NAME, CASES, WEATHER_ARGUMENTS, OutputCase
 from support.text.tool_outputs import TOOLS, Found, parse, tool_use
@@ -126,6 +128,14 @@ def test_json_that_is_cut_stays_text_if_it_names_no_tool() -> None:
     for text in ('{"a": 1', '{"a": "b', '{"name": "Ada", "parameters": {"x', '{"name": "clo'):
         assert parse(output_format, text, is_cut=True) == [text]
     assert parse(output_format, '{"name": "clock", "para', is_cut=True) == []
+
+
+def test_a_long_value_takes_time_in_proportion() -> None:
+    def parsing(num_characters: int) -> Callable[[], object]:
+        text = "<|tool_call>call:clock{a:" + "x" * num_characters
+        return lambda: parse(format_of(BY_NAME["gemma"]), text, 4)
+
+    assert_in_proportion(parsing, 20_000)
 
 
 @pytest.mark.parametrize("name", NAMES)

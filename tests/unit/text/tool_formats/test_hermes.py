@@ -25,6 +25,10 @@ CASES = {
         r'<tool_call>{"name": "get_weather", "arguments": "{\"city\": \"Žilina\"}"}</tool_call>',
         [WEATHER],
     ),
+    "arguments as text with half of a surrogate pair": (
+        r'<tool_call>{"name": "clock", "arguments": "{\"a\": \"\ud83d\ude00\udc00\"}"}</tool_call>',
+        [("clock", r'{"a": "😀\udc00"}')],
+    ),
     "no arguments": ('<tool_call>{"name": "clock"}</tool_call>', [("clock", "{}")]),
     "null": ('<tool_call>{"name": "clock", "arguments": null}</tool_call>', [("clock", "{}")]),
     "no end mark": (CALL.removesuffix("\n</tool_call>"), [WEATHER]),

@@ -222,6 +222,26 @@ def test_definitions_are_those_of_the_tool(name: str) -> None:
     assert not grammar_texts().allows(grammar, written(name, "1"))
 
 
+@pytest.mark.parametrize(
+    ("name", "schema", "definition"),
+    [
+        ("qwen-coder", {"type": "integer"}, {"description": "x" * 2**20}),
+        ("lfm2", {"type": "integer"}, {"description": "x" * 2**20}),
+        ("glm", {"$ref": "#/$defs/t"}, {"enum": ["x" * 2**20]}),
+        ("gemma", {"$ref": "#/$defs/t"}, {"type": "string", "const": "x" * 2**20}),
+        ("gemma", {"$ref": "#/$defs/t"}, {"type": "string", "pattern": "x" * 2**20}),
+    ],
+)
+def test_definitions_are_not_repeated_for_gigabytes(
+    name: str, schema: dict[str, object], definition: dict[str, object]
+) -> None:
+    properties = {f"v{number}": {**schema, "title": f"{number}"} for number in range(20)}
+    parameters = {"properties": properties, "$defs": {"t": definition}}
+    use = ToolUse(tools=(Tool(name="f", parameters=parameters),), mode=ToolMode.REQUIRED)
+    with pytest.raises(ParameterError, match="too large"):
+        format_named(name).grammar(use, prompt_end="")
+
+
 def test_branches_are_bounded() -> None:
     assert branches({"$ref": "#/$defs/a0"}, {"$defs": WIDE}) == [{}]
     assert types_of({"$ref": "#/$defs/a0"}, {"$defs": WIDE}) == frozenset()

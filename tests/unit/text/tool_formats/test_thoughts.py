@@ -134,6 +134,10 @@ class TestHarmony:
                 ["<|channel|>commentary to=functions.rm<|message|>{}"],
             ),
             (
+                "<|channel|>commentary to=functions.rm<|message|>",
+                ["<|channel|>commentary to=functions.rm<|message|>"],
+            ),
+            (
                 "<|channel|>commentary to=functions.clock<|message|>now!<|call|>",
                 ["now!"],
             ),
