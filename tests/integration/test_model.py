@@ -206,6 +206,7 @@ def test_closing_ends_what_is_live_with_an_error() -> None:
         ({"logprobs": "yes"}, "logprobs"),
         ({"max_tokens": 2**63}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
+        ({"prediction": [1.0]}, "prediction"),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,13 @@ from potluck.errors import ParameterError, PromptTooLongError
 from potluck.local import Model
 from potluck.scheduling.blocks import blocks_for
 from potluck.types.sequence import CommittedToken, SequenceRequest
-from potluck.types.step import SamplingParams, SequenceOpening, Step, StepId
+from potluck.types.step import (
+    KV_BLOCK_TOKENS,
+    SamplingParams,
+    SequenceOpening,
+    Step,
+    StepId,
+)
 from potluck.types.tensor import TensorFormat
 
 NUM_LAYERS = 3
@@ -187,9 +194,13 @@ def test_a_model_scores_texts() -> None:
         assert (alone.num_scored, alone.total_logprob, alone.perplexity) == (0, 0.0, None)
         with pytest.raises(PromptTooLongError):
             model.score([*full, 1])
-        for wrong in ({"top": 21}, {"top": -1}):
+        wrongs: list[Any] = [21, -1, 1.5]
+        for wrong in wrongs:
             with pytest.raises(ParameterError, match="top is"):
-                model.score(tokens, **wrong)
+                model.score(tokens, top=wrong)
+        no_tokens: Any = [1.0] * KV_BLOCK_TOKENS
+        with pytest.raises(ParameterError, match="neither text nor"):
+            model.score(no_tokens)
         with pytest.raises(ParameterError, match="empty"):
             model.score([])
         with pytest.raises(ParameterError, match="vocabulary"):

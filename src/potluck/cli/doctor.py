@@ -195,7 +195,7 @@ def _ask_agent(directory: StateDirectory) -> tuple[Cluster | None, NodeNames]:
         return cluster, NodeNames(found.get("host_names", {}))
     except UsageError:  # nobody answers there
         return nothing
-    except (PotluckError, OSError, ValueError, msgspec.ValidationError) as error:
+    except (PotluckError, msgspec.ValidationError) as error:
         note(f"the agent could not check the connections between nodes: {error}")
         return nothing
 

@@ -47,8 +47,8 @@ def emit_json(document: Document | dict[str, object]) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines of data on stdout, with control characters escaped: names in files of others may
-    contain some, which could forge lines or reconfigure a terminal.
+    """Print lines of data on stdout, with control characters escaped: untrusted names, such as
+    those in a wheel, could forge lines or reconfigure a terminal.
     """
     for line in lines:
         print(_CONTROLS.sub(lambda match: ascii(match[0])[1:-1], line))

@@ -83,8 +83,8 @@ class _Deployed:
             note(line)
 
     async def end(self, agent: Agent) -> None:
-        """Undeploy it, unless it was handed over to other nodes or someone else undeployed it, who
-        may have deployed another one with its name. See ``AgentTask``.
+        """Undeploy it, unless it was handed over to other nodes or is undeployed already: another
+        deployment may have its name now. See ``AgentTask``.
         """
         if self._deployed is None or agent.coordination.is_draining:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 from collections.abc import Collection
@@ -22,16 +23,19 @@ async def start_child(
 
     ``may_fetch``: with the token for the hub, for a child that fetches files from there.
     """
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *arguments,
-        pass_fds=descriptors,
-        stdin=asyncio.subprocess.DEVNULL,
-        env=child_environment(may_fetch=may_fetch),
-        process_group=0,
-    )
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            pass_fds=descriptors,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=child_environment(may_fetch=may_fetch),
+            process_group=0,
+        )
+    except RuntimeError as error:  # there is no thread to wait for its end
+        raise OSError(errno.EAGAIN, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

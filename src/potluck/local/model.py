@@ -53,7 +53,7 @@ from potluck.types.choices import DEFAULT_DRAFT, OFF, ArithmeticChoice, Quantiza
 from potluck.types.drafting import DraftSource
 from potluck.types.engine import NO_EXPERTS, ExpertUse
 from potluck.types.output import ToolMode
-from potluck.types.ranges import MAX_TOP_LOGPROBS, require_number, shown
+from potluck.types.ranges import MAX_TOP_LOGPROBS, RANGES, require_number, shown
 from potluck.types.sampling import merged_sampling, validate_sampling
 from potluck.types.sequence import SequenceRequest
 from potluck.types.step import SamplingParams
@@ -424,9 +424,9 @@ class Model:
         return for each position. The values are those of ``logprobs`` when the same tokens are
         generated. Waits for the result. Raise the errors of ``generate``.
         """
-        tokens = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        tokens = self.tokenizer.encode(text) if isinstance(text, str) else _token_ids(text)
         self._check(tokens, None, ())
-        if not 0 <= top <= MAX_TOP_LOGPROBS:
+        if not RANGES["top_logprobs"].holds(top):
             raise ParameterError(
                 "top", f"top is {top}", hint=f"use a number from 0 to {MAX_TOP_LOGPROBS}"
             )
@@ -511,6 +511,8 @@ class Model:
         params = self._sampling_params(sampling)
         if isinstance(prediction, str):
             prediction = self.tokenizer.encode(prediction)
+        else:
+            prediction = _token_ids(prediction, "prediction")
         self._check_tokens("prediction", prediction)
         request = SequenceRequest(
             prompt_tokens=tuple(tokens),
@@ -577,13 +579,13 @@ def _require_list(name: str, texts: object) -> None:
         raise ParameterError(name, f"{name} is a single text", hint="give a list of texts")
 
 
-def _token_ids(prompt: Sequence[int]) -> list[int]:
+def _token_ids(tokens: Sequence[int], name: str = "prompt") -> list[int]:
     """Convert token ids, such as NumPy's, to Python's own integers."""
     try:
-        return [operator.index(token) for token in prompt]
+        return [operator.index(token) for token in tokens]
     except TypeError as error:
         raise ParameterError(
-            "prompt", "the prompt is neither text nor a sequence of token ids", hint="give integers"
+            name, f"the {name} is neither text nor a sequence of token ids", hint="give integers"
         ) from error
 
 
@@ -607,12 +609,11 @@ def _reporting(
 
 def _context_tokens(description: ModelDescription, context_tokens: int | None) -> int:
     most = description.config.max_context_tokens
-    if context_tokens is None:
-        return min(most, DEFAULT_CONTEXT_TOKENS)
-    if not 2 <= context_tokens <= most:
+    context = min(most, DEFAULT_CONTEXT_TOKENS) if context_tokens is None else context_tokens
+    if not 2 <= context <= most:
         raise ParameterError(
             "context",
-            f"a context of {context_tokens} tokens is not possible",
+            f"a context of {context} tokens is not possible",
             hint=f"this model supports 2 to {most}",
         )
-    return context_tokens
+    return context

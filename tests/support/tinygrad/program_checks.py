@@ -316,6 +316,22 @@ def check_sampling() -> None:
     assert len(set(outputs[0])) == 4, "a penalty of 5 forbids a token to be repeated"
 
 
+def check_what_follows_wrong_drafts_in_another_call_is_sampled_from_its_own_logits() -> None:
+    engine = _engine()
+    openings = (_opening(0), _opening(1))
+    prompt = _slice(1, TOKENS[9:49])
+    first = Step(step_id=StepId(0), slices=(_slice(0, TOKENS[:9]), prompt), opened=openings)
+    (token, alone) = engine.step(first, None).sampled
+    after = engine.logits(Step(step_id=StepId(0), slices=(_slice(0, (token.token,), 9),)), None)
+    wrong = (int(np.argmin(after[0])),) * 3
+    drafted = replace(_slice(0, (token.token, *wrong), 9), num_drafts=3)
+    second = Step(step_id=StepId(1), slices=(drafted, prompt))
+    sampled = engine.step(second, None).sampled
+    engine.reset()  # other checks have the same engine
+    assert [(each.sequence_id, each.position) for each in sampled] == [(0, 10), (1, 40)]
+    assert sampled[1].token == alone.token
+
+
 def check_a_reset_forgets_sequences() -> None:
     engine = _engine()
     opening = SequenceOpening(

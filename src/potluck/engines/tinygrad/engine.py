@@ -7,6 +7,7 @@ Results are deterministic, but not bit-identical across buckets or with other en
 from __future__ import annotations
 
 import gc
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,10 +109,11 @@ class TinygradEngine:
         self._sampler.open(step.opened)
         shape = (step.num_tokens, calls.row_width)
         rows = np.empty(shape, np.float32) if is_pooled(step) else None
-        wanted = [(part, index) for part in step.slices for index in part.wanted]
+        wanted = ((part, index) for part in step.slices for index in part.wanted)
         sampled: list[SampledToken] = []
         for logits in self._logits_of_pieces(calls, step, hidden, rows):
-            now = wanted[len(sampled) : len(sampled) + len(logits)]
+            # Not as many as were sampled before: there are no results after a wrong draft.
+            now = list(islice(wanted, len(logits)))
             sampled += self._sampler.sample(now, logits, masks)
         if rows is not None:
             _check_finite(rows)

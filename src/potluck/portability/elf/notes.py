@@ -21,8 +21,8 @@ from potluck.portability.elf.sections import read_sections
 _NT_GNU_PROPERTY_TYPE_0 = 5
 _X86_ISA_1_NEEDED = 0xC0008002
 _MAX_NOTE_BYTES = 2**20
-"""Limit of bytes read of all segments together. Linkers put properties, which take about 100, at
-the start of the first one.
+"""Limit of the bytes read from all segments together. Properties take about 100, and linkers put
+them at the start of the first segment.
 """
 
 

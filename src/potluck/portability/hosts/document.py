@@ -30,8 +30,8 @@ _MAX_NAMES_BYTES = 1 << 20
 """Limit of the decompressed names of other libraries: about 50,000 names; a desktop has 3,000."""
 
 _MAX_VERSION_NUMBER = 999
-"""Limit for versions of C libraries, of Python and of GPUs: wheels have a tag for every minor
-version up to that of a host.
+"""Limit for versions of C libraries and Python, and for compute capabilities: a host accepts tags
+for every minor version up to its own, and all of them are listed.
 """
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -127,15 +127,13 @@ def read_host_file(path: Path) -> Host:
 
 
 def _host(document: HostDocument) -> Host:
-    """Raise ``ValueError`` if encoded data in the document is malformed, or a version
-    impossible.
-    """
+    """Raise ``ValueError`` if encoded data is malformed, or a version number out of range."""
     features = document.cpu_features
     python = () if document.python is None else document.python.version
     capabilities = (each.compute_capability or () for each in document.gpus)
     for number in (*document.libc_version, *python, *chain.from_iterable(capabilities)):
         if not 0 <= number <= _MAX_VERSION_NUMBER:
-            raise ValueError(f"{number} is not a number of a version")
+            raise ValueError(f"{number} is not a valid version number (0 to {_MAX_VERSION_NUMBER})")
     return Host(
         name=document.name,
         origin=document.origin,

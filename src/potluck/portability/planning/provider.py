@@ -231,7 +231,7 @@ class Provider(AbstractProvider[Want, Candidate, Key]):
         for (file, facts), hosts in alike.items():
             targets = [self._judge.targets[host] for host in hosts]
             for requirement in self._requires(file, facts):
-                # The package itself has what no extra can bring.
+                # Other requirements belong to the package itself, which is wanted too.
                 if candidate.extra and "extra" not in str(requirement.marker or ""):
                     continue
                 for want in wants_of(

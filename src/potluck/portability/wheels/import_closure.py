@@ -27,7 +27,7 @@ _MAX_NESTING = 60
 
 _OPENERS = frozenset({"ctypes", "cffi"})
 _OTHER_PLATFORMS = frozenset({"win32", "darwin", "cygwin", "nt", "Windows", "Darwin"})
-_DOTTED = re.compile(rb"(?<=\0)[\w.\x80-\xff]+(?=\0)")
+_DOTTED = re.compile(rb"\0([\w\x80-\xff]+\.[\w.\x80-\xff]+)(?=\0)")
 _EXTENSION = re.compile(r"(?P<stem>[^./]+)(\.[\w-]+)*\.so")
 _LIBRARY = re.compile(r"(lib)?(?P<stem>.+?)\.so(\.\d+)*")
 
@@ -250,10 +250,10 @@ class _Closure:
 
 
 def named_strings(data: bytes | mmap.mmap, names: Set[bytes]) -> Set[bytes]:
-    """Return those of the dotted ``names`` that are whole C strings in ``data``: docstrings name
-    classes of modules that are not imported.
+    """Return the dotted ``names`` that are whole C strings in ``data``, not parts of longer ones:
+    docstrings name classes of modules that are not imported.
     """
-    return {found[0] for found in _DOTTED.finditer(data) if found[0] in names}
+    return {found[1] for found in _DOTTED.finditer(data) if found[1] in names}
 
 
 def _targets(nodes: Iterable[ast.AST], package: str) -> Iterator[str]:

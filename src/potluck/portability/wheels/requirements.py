@@ -26,7 +26,7 @@ def applies(requirement: Requirement, environment: Mapping[str, str]) -> bool:
 
 
 def holds(marker: Marker, environment: Mapping[str, str]) -> bool | None:
-    """Return whether a marker holds in ``environment``; None if installers fail to tell."""
+    """Return whether a marker holds in ``environment``; None if installers fail on it."""
     try:
         return marker.evaluate(environment)
     except InvalidVersion:  # packaging 26 and later: False (platform_release >= "20")

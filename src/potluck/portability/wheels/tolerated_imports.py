@@ -20,7 +20,7 @@ _COLLECTING = frozenset({"append", "add", "extend", "setdefault", "update"})
 """Methods that keep their arguments."""
 
 _MAX_PARTS = 60
-"""Limit of the parts of a module's name that are compared."""
+"""Only so many of the last parts of a module's name are compared; names have fewer than ten."""
 
 _EXITS = frozenset({"exit", "_exit", "quit", "abort"})
 
@@ -111,7 +111,7 @@ def _imports_same(body: Iterable[ast.stmt], replacement: Iterable[ast.stmt]) -> 
 
 
 def _ends(names: Iterable[str]) -> set[str]:
-    """Return what dotted names end with, and the names themselves."""
+    """Return the suffixes of dotted names: ``a.b.c``, ``b.c`` and ``c`` for ``a.b.c``."""
     named = (name.split(".")[-_MAX_PARTS:] for name in names)
     return {".".join(parts[start:]) for parts in named for start in range(len(parts))}
 

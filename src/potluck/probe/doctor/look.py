@@ -70,12 +70,12 @@ def missing_packages(backends: Sequence[BackendSpec]) -> tuple[str, ...]:
 
 
 def inspect_folder(system: System, path: Path, *, purpose: str, needed_bytes: int) -> Folder | None:
-    """Return a directory, or the nearest of its parents that this user can see. None if that cannot
+    """Return a directory, or its nearest parent that is visible to this user. None if that cannot
     be examined.
     """
     path = path.absolute()
     try:
-        # Unlike Path.exists, it does not raise an error for what is in a closed folder.
+        # Path.exists would raise PermissionError for a path in a folder that may not be entered.
         there = next(each for each in (path, *path.parents) if os.path.exists(each)).resolve()  # noqa: PTH110
         disk = os.statvfs(there)
     except OSError:
@@ -313,8 +313,7 @@ def _lacks(label: str, files: Callable[[], Mapping[str, Path]]) -> tuple[Missing
     """Return the requirements of ``files()`` that this machine lacks; empty if unknown, as when a
     package's list of its files is damaged, or a name is not UTF-8.
     """
-    unknown: tuple[MissingDependency, ...] = ()
-    return guarded(lambda: _lacks_of_files(label, files()), lambda _: unknown)
+    return guarded(lambda: _lacks_of_files(label, files()), lambda _: ())
 
 
 def _lacks_of_files(label: str, files: Mapping[str, Path]) -> tuple[MissingDependency, ...]:
