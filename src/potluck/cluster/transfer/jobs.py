@@ -149,6 +149,12 @@ class Jobs:
             *(each for each in others if each not in named),
         ]
 
+    def is_named(self, origin: Origin, file: SharedFile, chunk: int) -> bool:
+        """Return whether an origin was named for a chunk, rather than for others of the file."""
+        return any(
+            origin in routes.origins(file.content.sha256, chunk) for routes in self._routes()
+        )
+
     def is_routed_to_others(self, file: SharedFile, chunk: int, nodes: tuple[NodeId, ...]) -> bool:
         """Return whether the hub, or a node that is not among ``nodes``, was named for a chunk."""
         return any(

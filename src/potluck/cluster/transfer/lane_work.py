@@ -94,6 +94,12 @@ class LaneWork:
         with self._changes:
             return origin in file.assigned.values()
 
+    def is_guess(self, item: Item, origin: Origin) -> bool:
+        """Return whether a chunk is requested from an origin that was not named for it."""
+        file, chunk = item
+        with self._changes:
+            return not self._jobs.is_named(origin, file, chunk)
+
     def is_missing(self, item: Item) -> bool:
         """Return whether a passing chunk is useful: it is wanted and not here."""
         file, chunk = item

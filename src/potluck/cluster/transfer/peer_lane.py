@@ -45,6 +45,9 @@ between resets the count."""
 _PIECE_BYTES = 2**16
 """Bytes that are read between two checks of the share of the link."""
 
+_GUESS_SECONDS = 10.0
+"""How long a peer that was not named for a chunk may wait for it itself. Peers that were named form
+no circle; one that was not may wait, through others, for this node."""
 
 _CONNECT_SECONDS = 5.0
 
@@ -154,6 +157,7 @@ class PeerLane:
         self._dial_backs = dial_backs
         self._connection: ssl.SSLSocket | None = None
         self._outstanding: dict[tuple[str, int], Item] = {}
+        self._asked_at: dict[Item, float] = {}
         self._buffer = bytearray()
 
     def run(self) -> None:
@@ -196,6 +200,10 @@ class PeerLane:
                 (file.content.sha256, chunk): (file, chunk) for file, chunk in items
             }
             if items:
+                now = time.monotonic()
+                self._asked_at = {
+                    item: self._asked_at.get(item, now) for item in self._outstanding.values()
+                }
                 connection = self._connected()
                 for file, of_file in itertools.groupby(items, key=lambda item: item[0]):
                     for first, end in runs_in_order(chunk for _, chunk in of_file):
@@ -231,12 +239,25 @@ class PeerLane:
                         why = f"node {self._peer}: {reason}"
                         self._work.assignments.fail(self._origin, [item], why)
                 case Kind.WAIT:
-                    pass
+                    self._give_up_guesses()
                 case _:
                     raise PeerFailedError(f"it sent a frame of the unknown kind {kind}")
         except ValueError as error:
             raise PeerFailedError(str(error)) from error
         return False
+
+    def _give_up_guesses(self) -> None:
+        """Ask others for chunks that the peer was not named for, and has been waiting for."""
+        asked_by = time.monotonic() - _GUESS_SECONDS
+        late = [
+            item
+            for item in self._outstanding.values()
+            if self._asked_at[item] <= asked_by and self._work.is_guess(item, self._origin)
+        ]
+        if late:
+            items = self._close()  # or the peer could still send them
+            self._work.assignments.fail(self._origin, late, f"node {self._peer} waits for it, too")
+            self._work.assignments.put_back(self._origin, items)
 
     def _connected(self) -> ssl.SSLSocket:
         if self._connection is not None:
@@ -297,5 +318,6 @@ class PeerLane:
             self._connection = None
         items = list(self._outstanding.values())
         self._outstanding.clear()
+        self._asked_at = {}
         self._buffer = bytearray()
         return items

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 from support.cluster.edges import OTHER_SECRET, credentials
 from support.cluster.store_files import content_of, digests_of
-from support.cluster.transfers import JOB, file_bytes, from_peer, manifest_of, nodes
+from support.cluster.transfers import (
+    JOB,
+    TransferNode,
+    file_bytes,
+    from_peer,
+    manifest_of,
+    nodes,
+)
 from support.processes.waiting import eventually
 
 from potluck.cluster.transfer import assignments, jobs, peer_frames, peer_lane, peer_session
@@ -34,6 +41,7 @@ LIAR = NodeId("f" * 16)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_lane, "_PAUSES", (0.05, 0.05))
     monkeypatch.setattr(peer_lane, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(peer_lane, "_GUESS_SECONDS", 1.0)
     monkeypatch.setattr(assignments, "STRANDED_SECONDS", 1.0)
     monkeypatch.setattr(jobs, "OWN_READER_SECONDS", 0.5)
 
@@ -184,6 +192,38 @@ def test_a_peer_whose_bytes_are_on_their_way_is_not_taken_for_silent(
         seed.set_sources(MANIFEST, [from_peer(CONTENT, owner)], [owner])
         thread.join(80)
         assert read == [DATA]
+
+
+@pytest.mark.slow
+def test_nodes_that_would_wait_for_each_other_in_a_circle_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_session, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_session, "_GRACE_SECONDS", 1.0)
+    with nodes(tmp_path, 3) as made:
+        seed, second, third = made
+        seed.set_sources(  # the only source of the first chunk is gone
+            MANIFEST,
+            [from_peer(CONTENT, LIAR, 0, 1), from_peer(CONTENT, third, 1)],
+            [third],
+            addresses={LIAR: ("127.0.0.1", 9)},
+        )
+        second.set_sources(MANIFEST, [from_peer(CONTENT, seed)], [seed])
+        third.set_sources(MANIFEST, [from_peer(CONTENT, second)], [second])
+        failures: list[str] = []
+
+        def read(node: TransferNode) -> None:
+            with pytest.raises(TransferError) as caught:
+                node.read(CONTENT, 0, 1)
+            failures.append(caught.value.message)
+
+        threads = [threading.Thread(target=read, args=(node,)) for node in made]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert len(failures) == 3
+        assert any(f"node {third.node_id} waits for it, too" in each for each in failures)
 
 
 @pytest.mark.slow
