@@ -167,10 +167,9 @@ class Inviting:
         if source is None:
             raise UsageError("a node without TLS cannot invite others")
         try:
-            self._keep(ledger)
             settings = Settings(
-                certificate_pem=self.ledger.server_pem,
-                private_key_pem=self.ledger.server_key_pem,
+                certificate_pem=ledger.server_pem,
+                private_key_pem=ledger.server_key_pem,
                 addresses=tuple(map(str, self._addresses())),
                 wheel_folders=self._wheel_folders,
             )
@@ -184,7 +183,14 @@ class Inviting:
                     f"cannot start the invitation server: {error.strerror or error}"
                 ) from error
             raise
-        self._server.know(self.ledger.known(time.time()))
+        if ledger is self.ledger:
+            self._server.know(ledger.known(time.time()))
+        else:
+            try:
+                self._keep(ledger)
+            except PotluckError:
+                await self._stop()
+                raise
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 

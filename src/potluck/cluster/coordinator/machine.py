@@ -113,6 +113,8 @@ class Transition:
 def apply(state: State, event: Event, now: float) -> Transition:
     """Return the result of ``event`` at ``now`` (seconds of any monotonic clock). Pure."""
     if state.phase is Phase.OVER:
+        if isinstance(event, events.LeaveRequested):
+            return _with(state, [actions.Vacated(nodes=frozenset({event.node_id}))])
         return Transition(state=state)
     match event:
         case events.DeploymentStarted(reason=reason):

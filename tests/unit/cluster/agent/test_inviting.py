@@ -1,4 +1,4 @@
-"""Invitations of a node that takes another address."""
+"""Invitations of a node whose server cannot be started, or whose disk is full."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from potluck.cluster.agent.inviting import Inviting
 from potluck.cluster.invitations.ledger import Ledger, LedgerFile
 from potluck.cluster.network.membership import Membership, parse_address
 from potluck.cluster.network.trust.connection_sources import HandedConnections, connection_channel
+from potluck.errors import PotluckError
 from potluck.types.cluster import NodeId
 
 
@@ -55,10 +56,14 @@ class FullDisk(LedgerFile):
         super().write(ledger)
 
 
-def test_a_node_moves_although_it_can_no_longer_serve_its_invitations(
+def test_a_node_without_room_or_processes_moves_and_lists_only_invitations_that_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    cannot_start: list[OSError] = []
+
     async def start(source: HandedConnections, *given: Any) -> PlayedServer:
+        if cannot_start:
+            raise cannot_start.pop()
         source.close()
         return PlayedServer()
 
@@ -68,12 +73,24 @@ def test_a_node_moves_although_it_can_no_longer_serve_its_invitations(
             Any, SimpleNamespace(authority=authority(), cluster_id="c", node_id=NodeId("a" * 16))
         )
         made = Inviting(cast(Membership, Members()), identity, file, multicast=False)
+        cannot_start.append(OSError(errno.EAGAIN, "no processes left"))
+        with pytest.raises(PotluckError, match="cannot start the invitation server: no processes"):
+            await made.invite(num_uses=1, seconds=60)
+        file.is_full = True
+        with pytest.raises(PotluckError, match="No space left on device"):
+            await made.invite(num_uses=1, seconds=60)
+        assert not made.ledger.invitations
+        file.is_full = False
         await made.invite(num_uses=1, seconds=60)
         file.is_full = True
         await made.moved()
-        assert "cannot store this node's invitations: No space left on device" in caplog.text
+        assert not caplog.text
+        cannot_start.append(OSError(errno.EAGAIN, "no processes left"))
+        await made.moved()
+        assert "cannot start the invitation server: no processes left" in caplog.text
         file.is_full = False
         await made.invite(num_uses=1, seconds=60)
+        assert len(made.ledger.invitations) == 2
         await made.close()
 
     monkeypatch.setattr(inviting, "InvitationServer", SimpleNamespace(start=start))

@@ -415,8 +415,10 @@ def test_nothing_is_moved_that_does_not_serve() -> None:
 def test_after_the_end_nothing_follows() -> None:
     following = after(replace(serving(), leaving=frozenset({B})), Ended())
     assert kinds(following) == [Cancel, Detach, Vacated]
-    for event in (DeploymentStarted(), NodeJoined(), lost(), LeaveRequested(node_id=A), Ended()):
+    for event in (DeploymentStarted(), NodeJoined(), lost(), Ended()):
         assert after(following.state, event) == Transition(state=following.state)
+    late = after(following.state, LeaveRequested(node_id=A))
+    assert late == Transition(state=following.state, actions=(Vacated(nodes=frozenset({A})),))
 
 
 _AWAITED: dict[Phase, tuple[type[Action], ...]] = {
