@@ -197,7 +197,7 @@ def _is_there(path: Path) -> bool:
 def _read_file(path: Path) -> dict[str, object]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no TOML, or a huge integer
         raise UsageError(f"{path}: {error}", hint="fix or remove the file") from error
     return _checked(values, str(path))
 

@@ -20,7 +20,8 @@ CPU_UNIT = UnitId("cpu/native")
 
 _MAX_UNITS = 1024
 _MAX_HELD_STAGES = 1024
-_MAX_LINKS = 1024
+MAX_LINKS = 1024
+"""The most links in a report."""
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[DeploymentId, str] = msgspec.field(default_factory=dict)
     held: Annotated[tuple[HeldStage, ...], msgspec.Meta(max_length=_MAX_HELD_STAGES)] = ()
     hardware: ProbeReport
-    links: Annotated[tuple[LinkSpeed, ...], msgspec.Meta(max_length=_MAX_LINKS)] = ()
+    links: Annotated[tuple[LinkSpeed, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()
 
     @property
     def pool_ids(self) -> frozenset[str]:

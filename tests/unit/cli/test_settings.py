@@ -92,6 +92,7 @@ def test_xdg_config_home_is_honoured(tmp_path: Path) -> None:
         ('threads = "many"', "threads"),
         ("threads = ", "config.toml"),
         pytest.param("threads = " + "[" * 20_000, "config.toml", id="deep"),
+        pytest.param("threads = " + "9" * 4_301, "config.toml", id="huge"),
         ("[threads]\nx = 1", "threads"),
     ],
 )

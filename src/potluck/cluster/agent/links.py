@@ -40,6 +40,7 @@ from potluck.cluster.wire.calls import (
 from potluck.cluster.wire.methods import CHECK_LINKS, LISTEN
 from potluck.errors import CallError, EdgeError, PotluckError
 from potluck.types.cluster import DeploymentId, Epoch, NodeId
+from potluck.types.node import MAX_LINKS
 from potluck.types.speed import LinkSpeed
 
 _log = logging.getLogger(__name__)
@@ -77,9 +78,6 @@ _SETTLE_SECONDS = 1.0
 """How long a call for link speeds waits for nodes that have just joined."""
 
 _END_SECONDS = 1.0
-
-_MOST_FIGURES = 4096
-"""The number of nodes whose figures are kept, including nodes that have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,7 +488,7 @@ class Links:
         # In order of measurement; the oldest is dropped when there are too many.
         known = self._figures.pop(measurement.peer, LinkFigures())
         self._figures[measurement.peer] = figures = known.measured(sample)
-        if len(self._figures) > _MOST_FIGURES:
+        if len(self._figures) > MAX_LINKS:
             del self._figures[next(iter(self._figures))]
         has_changed = known.is_doubtful and len(figures.samples) == 1
         self._schedule.measured(measurement.peer, now, has_changed=has_changed)
