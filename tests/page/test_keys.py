@@ -88,3 +88,9 @@ def test_a_token_in_the_address_is_used_and_removed_from_it(browser: Browser, ke
         expect(watched.page.get_by_role("status").filter(has_text="3 nodes")).to_be_visible()
         assert keyed.key not in watched.page.url
         watched.check()
+
+
+def test_a_malformed_token_is_refused(browser: Browser, keyed: Keyed) -> None:
+    with tab(browser, keyed.url) as watched:
+        watched.page.goto(f"{keyed.url}/#token=%")
+        expect(watched.page.get_by_role("dialog", name="API key")).to_be_visible()

@@ -27,9 +27,9 @@ export function storeKey(key) {
 
 /** Takes the token of an address that ends with #token=…, and removes it from the address. */
 export function takeTokenFromAddress() {
-  const match = /^#token=([^&]+)/.exec(location.hash);
-  if (!match) return;
-  storeKey(decodeURIComponent(match[1]));
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return;
+  storeKey(token);
   history.replaceState(null, "", location.pathname + location.search);
 }
 
