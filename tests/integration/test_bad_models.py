@@ -181,14 +181,6 @@ def test_a_spoiled_directory(
     assert_refused(run_here(capfd, "run", str(model), "-p", "x"), 1, message, hint)
 
 
-def test_a_model_without_room_for_a_new_token(
-    model: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    change_config(model, max_position_embeddings=1)
-    refused = run_here(capfd, "run", str(model), "-p", "x")
-    assert_refused(refused, 2, "a context of 1 tokens is not possible", "2 to 1")
-
-
 def test_a_directory_without_weights(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (model / "model.safetensors").unlink()
     refused = run_here(capfd, "run", str(model), "-p", "x")

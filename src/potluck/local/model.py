@@ -609,11 +609,12 @@ def _reporting(
 
 def _context_tokens(description: ModelDescription, context_tokens: int | None) -> int:
     most = description.config.max_context_tokens
-    context = min(most, DEFAULT_CONTEXT_TOKENS) if context_tokens is None else context_tokens
-    if not 2 <= context <= most:
+    if context_tokens is None:
+        return min(most, DEFAULT_CONTEXT_TOKENS)
+    if not 2 <= context_tokens <= most:
         raise ParameterError(
             "context",
-            f"a context of {context} tokens is not possible",
+            f"a context of {context_tokens} tokens is not possible",
             hint=f"this model supports 2 to {most}",
         )
-    return context
+    return context_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
@@ -26,6 +25,8 @@ HEAD_DIM_MULTIPLE = 8
 EXPERT_ROWS_MULTIPLE = 16
 """Row counts of an expert's matrices must be multiples of this, so that an expert is a range of
 whole panels."""
+_LEAST_POSITIVE, _MOST_POSITIVE = 1e-30, 1e30
+"""Bounds of positive numbers, so that products and quotients of several are still finite."""
 _COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 _T = TypeVar("_T")
@@ -61,12 +62,12 @@ class Fields:
         return int(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above 0."""
+        """Return a number above 0 that is neither tiny nor huge."""
         value: Any = self._value(key, default)
         if not _is_number(value, int | float):
             raise self.error(key, "must be a number")
-        if not 0 < value <= sys.float_info.max:
-            raise self.error(key, "must be finite and above 0")
+        if not _LEAST_POSITIVE <= value <= _MOST_POSITIVE:
+            raise self.error(key, "must be finite and above 0 (1e-30 to 1e30)")
         return float(value)
 
     def nonzero(self, key: str, default: _T) -> float | _T:
@@ -101,13 +102,15 @@ class Fields:
         return self._list(key, problem, lambda each: _is_number(each, int) and 0 <= each <= maximum)
 
     def positives(self, key: str, count: int) -> tuple[float, ...]:
-        """Return a list of ``count`` finite numbers above 0."""
+        """Return a list of ``count`` numbers as ``positive`` returns them."""
         self._value(key, None)  # unlike other lists, it is required
         problem = f"must be a list of {count} positive numbers"
         numbers = self._list(
             key,
             problem,
-            lambda each: _is_number(each, int | float) and 0 < each <= sys.float_info.max,
+            lambda each: (
+                _is_number(each, int | float) and _LEAST_POSITIVE <= each <= _MOST_POSITIVE
+            ),
         )
         if len(numbers) != count:
             raise self.error(key, problem)

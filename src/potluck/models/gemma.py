@@ -128,7 +128,7 @@ def read_section_rope(
     return hugging_face.read_rope(
         dataclasses.replace(fields, values=view),
         head_dim=head_dim,
-        max_context_tokens=fields.count("max_position_embeddings", MAX_CONTEXT_TOKENS),
+        max_context_tokens=fields.count("max_position_embeddings", MAX_CONTEXT_TOKENS, minimum=2),
     )
 
 

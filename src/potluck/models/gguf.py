@@ -175,7 +175,7 @@ def read_config(
         family=fields.family,
         hidden_size=hidden_size,
         vocab_size=_vocab_size(fields, source, names),
-        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
+        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS, minimum=2),
         norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
         layers=plain_layers(num_layers, attention, mlp, windows, experts),
         ropes=(read_rope(fields, source, head_dim),),
@@ -205,7 +205,7 @@ def read_recurrent_config(
         family=fields.family,
         hidden_size=fields.count("embedding_length", MAX_WIDTH),
         vocab_size=_vocab_size(fields, source, names),
-        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS),
+        max_context_tokens=fields.count("context_length", MAX_CONTEXT_TOKENS, minimum=2),
         norm_epsilon=fields.positive("attention.layer_norm_rms_epsilon"),
         layers=(layer,) * fields.count("block_count", MAX_LAYERS),
         ropes=(),
@@ -441,6 +441,8 @@ def read_rope(fields: Fields, source: TensorSource, head_dim: int) -> RopeConfig
     factor = fields.positive(factor_key)
     if kind == "linear":
         return dataclasses.replace(plain, scaling=RopeScaling.LINEAR, factor=factor)
+    if theta <= 1:
+        raise fields.error("rope.freq_base", "must be above 1 with rope scaling yarn")
     # As in llama.cpp: the bounds are rounded, and cosines and sines are scaled by 1 + 0.1
     # ln(factor).
     return dataclasses.replace(
@@ -463,7 +465,7 @@ def refuse_other_yarn_factor(fields: Fields, factor: float) -> None:
 
 def trained_context(fields: Fields) -> int:
     """Return the context with which a model whose rope is scaled was trained."""
-    context_tokens = fields.count("context_length", MAX_CONTEXT_TOKENS)
+    context_tokens = fields.count("context_length", MAX_CONTEXT_TOKENS, minimum=2)
     return fields.count("rope.scaling.original_context_length", MAX_CONTEXT_TOKENS, context_tokens)
 
 

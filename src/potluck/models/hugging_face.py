@@ -171,7 +171,7 @@ def read_config(
         kv_heads_key="num_key_value_heads",
         head_dim_key="head_dim",
     )
-    max_context_tokens = fields.count("max_position_embeddings", MAX_CONTEXT_TOKENS)
+    max_context_tokens = fields.count("max_position_embeddings", MAX_CONTEXT_TOKENS, minimum=2)
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -436,6 +436,8 @@ def rope_kind(rope: Fields) -> str:
 def _read_yarn(
     fields: Fields, rope: Fields, plain: RopeConfig, max_context_tokens: int
 ) -> RopeConfig:
+    if plain.theta <= 1:
+        raise rope.error("rope_theta", "must be above 1 with rope scaling yarn")
     original = trained_context(fields, rope, max_context_tokens)
     factor = rope.positive("factor", max_context_tokens / original)
     # As in ``_compute_yarn_parameters``: if both are given, use the ratio of the two.
@@ -488,8 +490,8 @@ def trained_context(fields: Fields, rope: Fields, max_context_tokens: int) -> in
     the model's whole context.
     """
     key = "original_max_position_embeddings"
-    inside = rope.count(key, MAX_CONTEXT_TOKENS, max_context_tokens)
-    return fields.count(key, MAX_CONTEXT_TOKENS, inside)
+    inside = rope.count(key, MAX_CONTEXT_TOKENS, max_context_tokens, minimum=2)
+    return fields.count(key, MAX_CONTEXT_TOKENS, inside, minimum=2)
 
 
 def _rotary_dim(fields: Fields, head_dim: int, share: float) -> int:

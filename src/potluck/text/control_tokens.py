@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -47,14 +48,27 @@ class _Controls:
         texts = [text for text in control_texts if text]
         self.pattern = alternatives(texts)
         self.longest = max(map(len, texts), default=0)
-        self.beginnings = {text[:length] for text in texts for length in range(1, len(text))}
-        self.endings = {text[-length:] for text in texts for length in range(1, len(text))}
+        self._sorted = sorted(texts)
+        self._sorted_reversed = sorted(text[::-1] for text in texts)
         self.first_characters = {text[0] for text in texts}
         self.last_characters = {text[-1] for text in texts}
         self.all_texts = _SEPARATOR.join(texts)
 
+    def continues(self, beginning: str) -> bool:
+        """Return whether a longer text begins with ``beginning``."""
+        return _continues(self._sorted, beginning)
 
-@lru_cache(maxsize=8)  # Gemma's 6,500 take 80 ms, and a gateway has only a few models
+    def precedes(self, ending: str) -> bool:
+        """Return whether a longer text ends with ``ending``."""
+        return _continues(self._sorted_reversed, ending[::-1])
+
+
+def _continues(sorted_texts: Sequence[str], beginning: str) -> bool:
+    index = bisect_right(sorted_texts, beginning)
+    return index < len(sorted_texts) and sorted_texts[index].startswith(beginning)
+
+
+@lru_cache(maxsize=8)  # Gemma has 6,500, and a gateway has only a few models
 def _controls(control_texts: tuple[str, ...]) -> _Controls:
     return _Controls(control_texts)
 
@@ -198,16 +212,12 @@ class ControlTokenEscaper:
     def _at_borders(self, content: str) -> Iterator[int]:
         num_searched = min(self._control.longest - 1, len(content))
         for index in range(len(content) - num_searched, len(content)):
-            if (
-                content[index] in self._control.first_characters
-                and content[index:] in self._control.beginnings
-            ):
+            is_possible = content[index] in self._control.first_characters
+            if is_possible and self._control.continues(content[index:]):
                 yield index
         for length in range(1, num_searched + 1):
-            if (
-                content[length - 1] in self._control.last_characters
-                and content[:length] in self._control.endings
-            ):
+            is_possible = content[length - 1] in self._control.last_characters
+            if is_possible and self._control.precedes(content[:length]):
                 yield 0
         if content and len(content) <= self._control.longest and content in self._control.all_texts:
             yield 0

@@ -160,6 +160,12 @@ def test_rope_that_is_not_scaled(changes: dict[str, Any]) -> None:
     assert read(changes).rope == RopeConfig(theta=500000.0, rotary_dim=24)
 
 
+def test_yarn_needs_frequencies_that_fall() -> None:
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    with pytest.raises(ModelFileError, match=r"llama\.rope\.freq_base must be above 1 with rope"):
+        read({**scaling, "rope.freq_base": 1.0})
+
+
 def test_neutral_values_are_no_obstacle() -> None:
     read(
         {

@@ -366,6 +366,8 @@ def test_unknown_family(changes: dict[str, Any], named: str) -> None:
 
 
 LLAMA3_SCALING = LLAMA_3_2_1B["rope_scaling"]
+YARN_SCALING = {"type": "yarn", "factor": 4.0}
+LONG_SCALING = {"type": "longrope", "long_factor": [1.0] * 32, "short_factor": [1.0] * 32}
 
 
 @pytest.mark.parametrize(
@@ -463,6 +465,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ({"num_attention_heads": 31, "num_key_value_heads": 31, "head_dim": ...}, "hidden_size"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
         ({"max_position_embeddings": ...}, "max_position_embeddings is missing"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings must be an integer from 2"),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be finite and above 0"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps must be finite and above 0"),
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a number"),
@@ -470,6 +473,20 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor must be"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-308}}, "rope_scaling.factor must be"),
+        ({"rope_scaling": {**YARN_SCALING, "beta_fast": 1e308}}, "rope_scaling.beta_fast must be"),
+        (
+            {"rope_scaling": {**YARN_SCALING, "rope_theta": 1}},
+            "rope_scaling.rope_theta must be above 1 with rope scaling yarn",
+        ),
+        (
+            {"rope_scaling": {**LONG_SCALING, "original_max_position_embeddings": 1}},
+            "rope_scaling.original_max_position_embeddings must be an integer from 2",
+        ),
+        (
+            {"rope_scaling": {**LONG_SCALING, "long_factor": [1e-308] * 32}},
+            "rope_scaling.long_factor must be",
+        ),
         (
             {"rope_scaling": {**LLAMA3_SCALING, "low_freq_factor": 4.0}},
             "rope_scaling.low_freq_factor must be below",

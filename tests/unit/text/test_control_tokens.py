@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_values_of_tools_are_escaped_at_all_depths() -> None:
     restored, literal = escaper.unescape(json.dumps(escaped.parameters, ensure_ascii=False))
     assert json.loads(restored) == tool.parameters
     assert len(literal) == 2
+
+
+def test_a_long_control_token_is_searched_without_a_copy_of_each_of_its_pieces() -> None:
+    long = "<|" + "long" * 5_000 + "|>"
+    tracemalloc.start()
+    escaper = ControlTokenEscaper(control_texts=[long, *CONTROL], used=())
+    escaped = escaper.escape(f"{long[9000:]} and {long[:9000]}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert literal_parts(escaped, escaper)[1] == [long[9000], "<"]
+    assert peak < 4_000_000
 
 
 def test_calls_results_and_thoughts_are_escaped() -> None:
